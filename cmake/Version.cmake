@@ -1,0 +1,11 @@
+# DSA_VERSION_STRING: the project's version, with the commit when this is a git checkout.
+set(DSA_VERSION_STRING "${PROJECT_VERSION}")
+find_package(Git QUIET)
+if(GIT_FOUND AND EXISTS "${PROJECT_SOURCE_DIR}/.git")
+  execute_process(COMMAND ${GIT_EXECUTABLE} rev-parse --short=12 HEAD
+    WORKING_DIRECTORY ${PROJECT_SOURCE_DIR} OUTPUT_VARIABLE commit OUTPUT_STRIP_TRAILING_WHITESPACE
+    ERROR_QUIET RESULT_VARIABLE rc)
+  if(rc EQUAL 0)
+    set(DSA_VERSION_STRING "${PROJECT_VERSION}+${commit}")
+  endif()
+endif()
