@@ -1,0 +1,321 @@
+#include "server/config.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum option_type { OPT_TEXT, OPT_UINT, OPT_BYTES, OPT_US, OPT_OCTAL, OPT_REAL, OPT_BOOL };
+
+struct option_row {
+    const char *name;     /* flag without dashes; with '_' for '-' the YAML key, upper case after DSAD_ the variable */
+    enum option_type type;
+    size_t offset;
+    size_t size;          /* OPT_TEXT: room with the terminator */
+    const char *fallback; /* default, as text */
+    uint64_t min, max;    /* numbers, in the field's own unit */
+    const char *section;  /* heading in --help; NULL = as the row before */
+    const char *help;
+};
+
+#define TEXT(name, field, fallback, section, help)                                                    \
+    {name, OPT_TEXT, offsetof(struct srv_config, field), sizeof(((struct srv_config *)0)->field), fallback, 0, 0, \
+     section, help}
+#define NUMBER(type, name, field, fallback, min, max, section, help)                                  \
+    {name, type, offsetof(struct srv_config, field), 0, fallback, min, max, section, help}
+
+static const struct option_row options[] = {
+    TEXT("listen", listen, "unix:/run/dsad/dsad.sock", "Listening",
+         "gRPC socket: unix:/path, or none"),
+    TEXT("tcp", tcp, "", NULL, "plain-text gRPC on host:port as well; keep it on loopback"),
+    TEXT("fd-socket", fd_socket, "", NULL, "socket that takes file descriptors (default: the unix path + .fd)"),
+    NUMBER(OPT_OCTAL, "socket-mode", socket_mode, "0660", 0, 0777, NULL, "permission bits of both sockets, octal"),
+    NUMBER(OPT_UINT, "max-connections", max_connections, "256", 1, 65536, NULL, "connections at a time"),
+
+    TEXT("device", device, "cpu", "Serving", "device kind that holds the KV pool: cpu"),
+    TEXT("layout", layout, "scaled_512_64", NULL,
+         "row layout: scaled_512_64, scaled_512_0, scaled_256_0, bf16_576, bf16_512, bf16_256, raw_512_64"),
+    TEXT("decode-layout", decode_layout, "", NULL, "row layout that decode expects (default: layout; must agree)"),
+    NUMBER(OPT_UINT, "layers", layers, "1", 1, 1024, NULL, "layers of the model"),
+    NUMBER(OPT_UINT, "pool-pages", pool_pages, "0", 0, 33554431, NULL,
+           "pages of 64 tokens, each for every layer (0: from pool-bytes)"),
+    NUMBER(OPT_BYTES, "pool-bytes", pool_bytes, "256MiB", 1, UINT64_MAX / 2, NULL, "size of the KV pool"),
+    TEXT("write-rule", write_rule, "pow2", NULL, "scale rule when a request gives none: pow2, plain"),
+    NUMBER(OPT_REAL, "raw-scale", raw_scale, "1", 0, 0, NULL, "raw_512_64: the pool's scale, > 0"),
+    NUMBER(OPT_UINT, "context-parallel", context_parallel, "1", 1, 1024, NULL, "ranks a sequence is sharded over"),
+    TEXT("host-tier", host_tier, "memfd", NULL, "client tensors in shared memory: memfd, none"),
+    NUMBER(OPT_BOOL, "physical-indices", physical_indices, "false", 0, 1, NULL,
+           "allow indices that are pool slots; clients must trust each other then"),
+    NUMBER(OPT_UINT, "cpu-threads", cpu_threads, "0", 0, 1024, NULL, "threads of the CPU device (0: all)"),
+    TEXT("cpu-isa", cpu_isa, "auto", NULL, "instruction set: auto, generic, avx2, avx512"),
+
+    NUMBER(OPT_BYTES, "max-message-bytes", max_message_bytes, "8MiB", 65536, 1u << 30, "Limits", "one gRPC message"),
+    NUMBER(OPT_BYTES, "max-inline-bytes", max_inline_bytes, "4MiB", 1024, 1u << 30, NULL, "one inline tensor"),
+    NUMBER(OPT_BYTES, "max-stream-bytes", max_stream_bytes, "64MiB", 65536, UINT64_C(1) << 36, NULL,
+           "inline results not yet read by one stream's client"),
+    NUMBER(OPT_UINT, "max-rows", max_rows, "16384", 1, 1u << 20, NULL, "query rows of one request"),
+    NUMBER(OPT_UINT, "max-segments", max_segments, "256", 1, 4096, NULL, "segments of one request"),
+    NUMBER(OPT_UINT, "max-topk", max_topk, "16384", 1, 1u << 20, NULL, "index width"),
+    NUMBER(OPT_UINT, "max-append-rows", max_append_rows, "65536", 1, 1u << 24, NULL,
+           "tokens times layers of one append"),
+    NUMBER(OPT_UINT, "max-sessions", max_sessions, "64", 1, 65536, NULL, "open sessions"),
+    NUMBER(OPT_UINT, "max-regions", max_regions, "256", 1, 65536, NULL, "regions of one session"),
+    NUMBER(OPT_BYTES, "max-region-bytes", max_region_bytes, "64GiB", 4096, UINT64_C(1) << 44, NULL, "one region"),
+    NUMBER(OPT_UINT, "max-sequences", max_sequences, "4096", 1, 1u << 20, NULL, "sequences of one session"),
+    NUMBER(OPT_UINT, "max-sequence-tokens", max_sequence_tokens, "1048576", 1, 1u << 30, NULL,
+           "tokens of one sequence"),
+    NUMBER(OPT_UINT, "max-inflight", max_inflight, "256", 1, 65536, NULL, "unanswered requests of one stream"),
+    NUMBER(OPT_UINT, "max-queue", max_queue, "4096", 1, 16384, NULL, "jobs waiting for one device"),
+    NUMBER(OPT_UINT, "max-streams", max_streams, "256", 1, 65536, NULL, "concurrent calls of one connection"),
+    NUMBER(OPT_UINT, "chunk-rows", chunk_rows, "64", 1, 65536, NULL, "rows of one piece of a long answer"),
+    NUMBER(OPT_UINT, "batch-rows", batch_rows, "256", 1, 65536, NULL, "rows that share one launch"),
+
+    NUMBER(OPT_US, "lease", lease_us, "10s", 1000, UINT64_C(86400000000), "Times",
+           "heartbeat interval granted when a client asks for none"),
+    NUMBER(OPT_US, "max-lease", max_lease_us, "60s", 1000, UINT64_C(86400000000), NULL, "longest lease granted"),
+    NUMBER(OPT_US, "max-grace", max_grace_us, "60s", 0, UINT64_C(86400000000), NULL,
+           "longest time a session outlives its stream"),
+    NUMBER(OPT_US, "stall-timeout", stall_timeout_us, "30s", 1000, UINT64_C(86400000000), NULL,
+           "a stream whose client does not read is ended after this"),
+    NUMBER(OPT_US, "drain-grace", drain_grace_us, "25s", 0, UINT64_C(86400000000), NULL,
+           "time that running work gets after SIGTERM"),
+    NUMBER(OPT_US, "spin", spin_us, "0us", 0, 1000000, NULL,
+           "the service thread polls this long after the last event before it sleeps"),
+    NUMBER(OPT_US, "worker-spin", worker_spin_us, "0us", 0, 1000000, NULL, "the same for a worker"),
+    NUMBER(OPT_UINT, "inline-flops", inline_flops, "4000000", 0, UINT64_C(1000000000), NULL,
+           "largest job that the service thread runs itself while the worker sleeps (CPU device)"),
+
+    TEXT("log-level", log_level, "info", "Process", "error, warn, info, debug, trace"),
+};
+
+#define N_OPTIONS (sizeof(options) / sizeof(options[0]))
+
+struct unit {
+    const char *suffix;
+    uint64_t factor;
+};
+static const struct unit byte_units[] = {{"KiB", 1u << 10}, {"MiB", 1u << 20}, {"GiB", 1u << 30},
+                                         {"K", 1u << 10},   {"M", 1u << 20},   {"G", 1u << 30},
+                                         {"B", 1},          {"", 1},           {NULL, 0}};
+static const struct unit time_units[] = {{"us", 1}, {"ms", 1000}, {"s", 1000000}, {"m", 60000000}, {NULL, 0}};
+static const struct unit no_units[] = {{"", 1}, {NULL, 0}};
+
+/* "12MiB" with the units of the type. False: not a number, unknown unit, or beyond 64 bits. */
+static bool parse_uint(const char *text, const struct unit *units, int base, uint64_t *value_p)
+{
+    char *end;
+    unsigned long long n;
+
+    if (text[0] < '0' || text[0] > '9')
+        return false;
+    errno = 0;
+    n = strtoull(text, &end, base);
+    if (errno != 0)
+        return false;
+    for (; units->suffix; units++) {
+        if (strcmp(end, units->suffix) != 0)
+            continue;
+        if (n > UINT64_MAX / units->factor)
+            return false;
+        *value_p = n * units->factor;
+        return true;
+    }
+    return false;
+}
+
+static dsa_status set_number(struct srv_config *config, const struct option_row *row, const char *text,
+                             struct srv_err *err)
+{
+    const struct unit *units = row->type == OPT_BYTES ? byte_units : row->type == OPT_US ? time_units : no_units;
+    uint64_t value;
+
+    if (!parse_uint(text, units, row->type == OPT_OCTAL ? 8 : 10, &value))
+        return srv_fail(err, DSA_E_BAD_REQUEST, row->name, "%s", text, "%s",
+                        row->type == OPT_BYTES ? "not a size; write 64MiB, 1GiB or plain bytes"
+                        : row->type == OPT_US  ? "not a time; write 500us, 20ms, 10s or 2m"
+                                               : "not a whole number");
+    if (value < row->min || value > row->max)
+        return srv_fail(err, DSA_E_BAD_REQUEST, row->name, "%s", text, "must be %" PRIu64 " to %" PRIu64, row->min,
+                        row->max);
+    memcpy((char *)config + row->offset, &value, sizeof(value));
+    return DSA_OK;
+}
+
+static dsa_status set_option(struct srv_config *config, const struct option_row *row, const char *text,
+                             struct srv_err *err)
+{
+    char *field = (char *)config + row->offset;
+    char *end;
+    double real;
+    bool flag;
+
+    switch (row->type) {
+    case OPT_TEXT:
+        if (strlen(text) >= row->size)
+            return srv_fail(err, DSA_E_BAD_REQUEST, row->name, "%s", text, "longer than %zu bytes", row->size - 1);
+        strcpy(field, text);
+        return DSA_OK;
+    case OPT_REAL:
+        real = strtod(text, &end);
+        if (end == text || *end != '\0' || !isfinite(real) || real <= 0)
+            return srv_fail(err, DSA_E_BAD_REQUEST, row->name, "%s", text, "must be a number above 0");
+        memcpy(field, &real, sizeof(real));
+        return DSA_OK;
+    case OPT_BOOL:
+        flag = strcmp(text, "true") == 0;
+        if (!flag && strcmp(text, "false") != 0)
+            return srv_fail(err, DSA_E_BAD_REQUEST, row->name, "%s", text, "must be true or false");
+        memcpy(field, &flag, sizeof(flag));
+        return DSA_OK;
+    case OPT_UINT:
+    case OPT_BYTES:
+    case OPT_US:
+    case OPT_OCTAL:
+        return set_number(config, row, text, err);
+    }
+    return DSA_E_INTERNAL;
+}
+
+void srv_config_defaults(struct srv_config *config)
+{
+    memset(config, 0, sizeof(*config));
+    for (size_t i = 0; i < N_OPTIONS; i++)
+        SRV_ASSERT(set_option(config, &options[i], options[i].fallback, NULL) == DSA_OK);
+}
+
+static const struct option_row *find_option(const char *name, size_t n)
+{
+    for (size_t i = 0; i < N_OPTIONS; i++)
+        if (strlen(options[i].name) == n && strncmp(options[i].name, name, n) == 0)
+            return &options[i];
+    return NULL;
+}
+
+/* Edit distance, for "did you mean". Names are short. */
+static size_t distance(const char *a, size_t n_a, const char *b)
+{
+    size_t n_b = strlen(b), row[64];
+
+    if (n_b >= 63 || n_a >= 63)
+        return 64;
+    for (size_t j = 0; j <= n_b; j++)
+        row[j] = j;
+    for (size_t i = 1; i <= n_a; i++) {
+        size_t diagonal = row[0];
+
+        row[0] = i;
+        for (size_t j = 1; j <= n_b; j++) {
+            size_t best = diagonal + (a[i - 1] != b[j - 1]);
+
+            diagonal = row[j];
+            best = row[j] + 1 < best ? row[j] + 1 : best;
+            row[j] = row[j - 1] + 1 < best ? row[j - 1] + 1 : best;
+        }
+    }
+    return row[n_b];
+}
+
+static const char *nearest_option(const char *name, size_t n)
+{
+    const char *best = "help";
+    size_t best_distance = distance(name, n, best);
+
+    for (size_t i = 0; i < N_OPTIONS; i++) {
+        size_t d = distance(name, n, options[i].name);
+
+        if (d < best_distance) {
+            best_distance = d;
+            best = options[i].name;
+        }
+    }
+    return best;
+}
+
+dsa_status srv_config_parse(struct srv_config *config, int argc, char **argv, enum srv_config_action *action_p,
+                            struct srv_err *err)
+{
+    enum srv_config_action action = SRV_CONFIG_RUN;
+
+    for (int i = 1; i < argc; i++) {
+        const char *name = argv[i] + 2, *value;
+        const struct option_row *row;
+        bool is_no;
+        dsa_status rc;
+        size_t n;
+
+        if (strncmp(argv[i], "--", 2) != 0)
+            return srv_fail(err, DSA_E_BAD_REQUEST, "argument", "%s", argv[i], "flags start with --; see --help");
+        n = strcspn(name, "=");
+        if (strcmp(name, "help") == 0 || strcmp(name, "version") == 0 || strcmp(name, "print-config") == 0) {
+            action = name[0] == 'h' ? SRV_CONFIG_HELP : name[0] == 'v' ? SRV_CONFIG_VERSION : SRV_CONFIG_PRINT;
+            continue;
+        }
+        row = find_option(name, n);
+        is_no = !row && strncmp(name, "no-", 3) == 0 && (row = find_option(name + 3, n - 3)) != NULL
+                && row->type == OPT_BOOL;
+        if (!row || (strncmp(name, "no-", 3) == 0 && !is_no))
+            return srv_fail(err, DSA_E_BAD_REQUEST, "flag", "%s", argv[i], "unknown; the nearest is --%s",
+                            nearest_option(name, n));
+        if (is_no)
+            value = "false";
+        else if (name[n] == '=')
+            value = name + n + 1;
+        else if (row->type == OPT_BOOL)
+            value = "true";
+        else if (i + 1 < argc)
+            value = argv[++i];
+        else
+            return srv_fail(err, DSA_E_BAD_REQUEST, row->name, "%s", "", "needs a value");
+        rc = set_option(config, row, value, err);
+        if (rc != DSA_OK)
+            return rc;
+    }
+    *action_p = action;
+    return DSA_OK;
+}
+
+void srv_config_help(FILE *out)
+{
+    fprintf(out, "dsad - sparse attention over a quantised KV pool, served by gRPC\n\n"
+                 "usage: dsad [--flag value]...\n\n"
+                 "  --help, --version, --print-config (after the other flags)\n");
+    for (size_t i = 0; i < N_OPTIONS; i++) {
+        if (options[i].section)
+            fprintf(out, "\n%s\n", options[i].section);
+        fprintf(out, "  --%-21s %s [%s]\n", options[i].name, options[i].help,
+                options[i].fallback[0] != '\0' ? options[i].fallback : "none");
+    }
+}
+
+void srv_config_print(const struct srv_config *config, FILE *out)
+{
+    for (size_t i = 0; i < N_OPTIONS; i++) {
+        const char *field = (const char *)config + options[i].offset;
+        uint64_t number;
+        double real;
+
+        fprintf(out, "%s: ", options[i].name);
+        switch (options[i].type) {
+        case OPT_TEXT:
+            fprintf(out, "%s\n", field);
+            break;
+        case OPT_REAL:
+            memcpy(&real, field, sizeof(real));
+            fprintf(out, "%.9g\n", real);
+            break;
+        case OPT_BOOL:
+            fprintf(out, "%s\n", *(const bool *)field ? "true" : "false");
+            break;
+        case OPT_UINT:
+        case OPT_BYTES:
+        case OPT_US:
+        case OPT_OCTAL:
+            memcpy(&number, field, sizeof(number));
+            fprintf(out, options[i].type == OPT_OCTAL ? "%04" PRIo64 "\n" : "%" PRIu64 "%s\n", number,
+                    options[i].type == OPT_US ? "us" : "");
+            break;
+        }
+    }
+}

@@ -1,0 +1,77 @@
+/* config.h - every setting of dsad, in one table: name, type, default, bounds, unit, help. The table is what parses
+ * flags and prints --help; other sources of the same keys read it too.
+ * Flags: --name value or --name=value; booleans also --name and --no-name. */
+#ifndef SERVER_CONFIG_H
+#define SERVER_CONFIG_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#include "server/core/err.h"
+
+struct srv_config {
+    /* where it listens */
+    char listen[108];      /* "unix:/path", or "none" */
+    char tcp[64];          /* "host:port", or "" */
+    char fd_socket[108];   /* path; "" = the unix path with ".fd" appended */
+    uint64_t socket_mode;  /* octal permission bits of both sockets */
+    uint64_t max_connections;
+    /* what it serves */
+    char device[16];       /* "cpu" */
+    char layout[32];       /* name of the pool's layout */
+    char decode_layout[32]; /* "" = layout; a pool has one layout, so another one is refused */
+    uint64_t layers;
+    uint64_t pool_pages;   /* 0: from pool_bytes */
+    uint64_t pool_bytes;
+    char write_rule[16];   /* "pow2" or "plain" */
+    double raw_scale;
+    uint64_t context_parallel;
+    char host_tier[16];    /* "memfd" or "none" */
+    bool physical_indices;
+    /* CPU device */
+    uint64_t cpu_threads;  /* 0 = all */
+    char cpu_isa[16];      /* "auto", "generic", "avx2", "avx512" */
+    /* limits */
+    uint64_t max_message_bytes;
+    uint64_t max_inline_bytes;
+    uint64_t max_stream_bytes;
+    uint64_t max_rows;
+    uint64_t max_segments;
+    uint64_t max_topk;
+    uint64_t max_append_rows;
+    uint64_t max_sessions;
+    uint64_t max_regions;
+    uint64_t max_region_bytes;
+    uint64_t max_sequences;
+    uint64_t max_sequence_tokens;
+    uint64_t max_inflight;
+    uint64_t max_queue;
+    uint64_t max_streams;
+    uint64_t chunk_rows;
+    uint64_t batch_rows;
+    /* times */
+    uint64_t lease_us;
+    uint64_t max_lease_us;
+    uint64_t max_grace_us;
+    uint64_t stall_timeout_us;
+    uint64_t drain_grace_us;
+    uint64_t spin_us;      /* the service thread polls this long after the last event before it sleeps */
+    uint64_t worker_spin_us;
+    uint64_t inline_flops; /* jobs up to this size may run on the service thread when the worker sleeps; 0 = never */
+    /* process */
+    char log_level[16];
+};
+
+void srv_config_defaults(struct srv_config *config);
+
+/* Applies argv[1..argc). DSA_E_BAD_REQUEST with field = the flag and value = what was given: unknown flag (with the
+ * nearest known one named), missing or malformed value, out of bounds. On success *action_p tells what main does. */
+enum srv_config_action { SRV_CONFIG_RUN, SRV_CONFIG_HELP, SRV_CONFIG_VERSION, SRV_CONFIG_PRINT };
+SRV_MUST_CHECK dsa_status srv_config_parse(struct srv_config *config, int argc, char **argv,
+                                           enum srv_config_action *action_p, struct srv_err *err);
+
+void srv_config_help(FILE *out);
+void srv_config_print(const struct srv_config *config, FILE *out); /* name: value, one a line */
+
+#endif /* SERVER_CONFIG_H */

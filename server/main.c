@@ -1,0 +1,451 @@
+/* main.c - puts the pieces together, runs the loop, drains.
+ *
+ *   start:  configuration -> rules -> worker (device, pool) -> gRPC -> loop -> sockets
+ *   drain:  readiness off, nothing new -> running work ends or its grace does -> sessions end -> GOAWAY
+ *           -> calls end or are cancelled -> worker joined -> queue drained -> loop closed -> exit 0
+ * A second signal ends the grace at once. */
+#include <inttypes.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+
+#include "server/clock.h"
+#include "server/config.h"
+#include "server/core/rules.h"
+#include "server/descriptors.h"
+#include "server/fdsock.h"
+#include "server/listener.h"
+#include "server/log.h"
+#include "server/loop.h"
+#include "server/rpc.h"
+#include "server/status.h"
+#include "server/svc.h"
+#include "server/worker.h"
+
+#define TICK_US       250000
+#define DRAIN_TICK_US 10000
+#define GOAWAY_US     200000 /* what clients get to answer the goodbye before their calls are cancelled */
+
+struct server {
+    struct srv_config config;
+    char unix_path[108];
+    char fd_path[108];
+    uint32_t n_pages;
+    uint32_t layout;
+    uint32_t write_rule;
+    struct svc *svc;
+    struct rpc *rpc;
+    struct rpc_bell *worker_bell;
+    struct srv_loop *loop;
+    struct srv_listener *unix_listener;
+    struct srv_listener *tcp_listener;
+    struct srv_fdsock *fdsock;
+    struct srv_timer *tick;
+    struct srv_timer *drain_tick;
+    enum { SERVING, DRAINING, SAYING_GOODBYE, CANCELLING } phase;
+    uint64_t phase_ends_us;
+};
+
+/* ---- configuration ---------------------------------------------------------------------------------- */
+
+static uint32_t host_tiers(const struct srv_config *config)
+{
+    return strcmp(config->host_tier, "memfd") == 0 ? SRV_TIER_NONE | SRV_TIER_MEMFD : SRV_TIER_NONE;
+}
+
+static dsa_status find_layout(const char *flag, const char *name, uint32_t *id_p, struct srv_err *err)
+{
+    const struct dsk_layout *layout = dsk_layout_by_name(name);
+
+    if (!layout)
+        return srv_fail(err, DSA_E_BAD_LAYOUT, flag, "%s", name, "unknown layout; see --help");
+    *id_p = layout->id;
+    return DSA_OK;
+}
+
+static dsa_status check_rules(struct server *server, struct srv_err *err)
+{
+    const struct srv_config *config = &server->config;
+    struct srv_rule_config rule = {
+        .device_kind = config->device,
+        .context_parallel = (uint32_t)config->context_parallel,
+        .host_tiers = host_tiers(config),
+    };
+    const char *decode = config->decode_layout[0] != '\0' ? config->decode_layout : config->layout;
+    dsa_status rc;
+
+    if ((rc = find_layout("layout", config->layout, &rule.prefill_layout, err)) != DSA_OK
+        || (rc = find_layout("decode-layout", decode, &rule.decode_layout, err)) != DSA_OK)
+        return rc;
+    server->layout = rule.prefill_layout;
+    return srv_rules_check_config(&rule, err);
+}
+
+static dsa_status derive_config(struct server *server, struct srv_err *err)
+{
+    struct srv_config *config = &server->config;
+    uint64_t page_bytes, n_pages;
+    dsa_status rc = check_rules(server, err);
+
+    if (rc != DSA_OK)
+        return rc;
+    if (strcmp(config->host_tier, "memfd") != 0 && strcmp(config->host_tier, "none") != 0)
+        return srv_fail(err, DSA_E_BAD_REQUEST, "host-tier", "%s", config->host_tier, "give memfd or none");
+    if (strcmp(config->write_rule, "pow2") != 0 && strcmp(config->write_rule, "plain") != 0)
+        return srv_fail(err, DSA_E_BAD_REQUEST, "write-rule", "%s", config->write_rule, "give pow2 or plain");
+    server->write_rule = strcmp(config->write_rule, "plain") == 0 ? DSK_RULE_PLAIN : DSK_RULE_POW2;
+    page_bytes = (uint64_t)dsk_layout_get(server->layout)->row_bytes * DSK_PAGE_TOKENS * config->layers;
+    n_pages = config->pool_pages > 0 ? config->pool_pages : config->pool_bytes / page_bytes;
+    if (n_pages == 0 || n_pages > (1u << 25) - 1)
+        return srv_fail(err, DSA_E_BAD_REQUEST, "pool-bytes", "%" PRIu64, config->pool_bytes,
+                        "a page of %" PRIu64 " layers has %" PRIu64 " bytes; the pool holds 1 to %u pages",
+                        config->layers, page_bytes, (1u << 25) - 1);
+    server->n_pages = (uint32_t)n_pages;
+    if (srv_log_level_by_name(config->log_level) < 0)
+        return srv_fail(err, DSA_E_BAD_REQUEST, "log-level", "%s", config->log_level,
+                        "give error, warn, info, debug or trace");
+    srv_log_set_level((enum srv_log_level)srv_log_level_by_name(config->log_level));
+    return DSA_OK;
+}
+
+static dsa_status derive_paths(struct server *server, struct srv_err *err)
+{
+    const struct srv_config *config = &server->config;
+
+    if (strcmp(config->listen, "none") == 0) {
+        if (config->tcp[0] == '\0')
+            return srv_fail(err, DSA_E_BAD_REQUEST, "listen", "%s", "none", "nothing to listen on; give --tcp");
+        return DSA_OK;
+    }
+    if (strncmp(config->listen, "unix:", 5) != 0)
+        return srv_fail(err, DSA_E_BAD_REQUEST, "listen", "%s", config->listen, "write unix:/path or none");
+    strcpy(server->unix_path, config->listen + 5);
+    if (config->fd_socket[0] != '\0')
+        strcpy(server->fd_path, config->fd_socket);
+    else if (snprintf(server->fd_path, sizeof(server->fd_path), "%s.fd", server->unix_path)
+             >= (int)sizeof(server->fd_path))
+        return srv_fail(err, DSA_E_BAD_REQUEST, "listen", "%s", config->listen, "too long for the fd socket's \".fd\"");
+    return DSA_OK;
+}
+
+static dsa_status parse_isa(const char *name, int32_t *isa_p, struct srv_err *err)
+{
+    static const struct {
+        const char *name;
+        int32_t isa;
+    } table[] = {{"auto", DSK_ISA_AUTO}, {"generic", DSK_ISA_GENERIC}, {"avx2", DSK_ISA_AVX2}, {"avx512", DSK_ISA_AVX512}};
+
+    for (size_t i = 0; i < sizeof(table) / sizeof(table[0]); i++) {
+        if (strcmp(table[i].name, name) == 0) {
+            *isa_p = table[i].isa;
+            return DSA_OK;
+        }
+    }
+    return srv_fail(err, DSA_E_BAD_REQUEST, "cpu-isa", "%s", name, "give auto, generic, avx2 or avx512");
+}
+
+/* ---- the worker and its bell -------------------------------------------------------------------------- */
+
+static void wake_loop(void *arg)
+{
+    struct server *server = arg;
+
+    rpc_bell_ring(server->worker_bell);
+}
+
+static dsa_status start_worker(struct server *server, struct srv_err *err)
+{
+    const struct srv_config *config = &server->config;
+    struct srv_worker_config worker = {
+        .device = {.kind = DSK_DEVICE_CPU, .n_threads = (int32_t)config->cpu_threads},
+        .layout = server->layout,
+        .raw_scale = (float)config->raw_scale,
+        .n_layers = (uint32_t)config->layers,
+        .n_pages = server->n_pages,
+        .max_sequences = (uint32_t)config->max_sequences * (config->max_sessions < 16 ? (uint32_t)config->max_sessions : 16),
+        .max_sequences_per_session = (uint32_t)config->max_sequences,
+        .max_sequence_tokens = config->max_sequence_tokens,
+        .max_queue = (uint32_t)config->max_queue,
+        .max_pieces = (uint32_t)config->max_queue * 16,
+        .max_segments = (uint32_t)config->max_segments,
+        .max_append_tokens = (uint32_t)config->max_append_rows,
+        .batch_rows = (uint32_t)config->batch_rows,
+        .chunk_rows = (uint32_t)config->chunk_rows,
+        .spin_us = config->worker_spin_us,
+        .wake = wake_loop,
+        .wake_arg = server,
+    };
+    dsa_status rc = parse_isa(config->cpu_isa, &worker.device.isa, err);
+
+    if (rc != DSA_OK)
+        return rc;
+    server->svc->max_pieces = worker.max_pieces - (uint32_t)config->max_sessions - 1;
+    return srv_worker_start(&worker, &server->svc->worker, err);
+}
+
+/* ---- drain ------------------------------------------------------------------------------------------------ */
+
+static void enter_phase(struct server *server, int phase, uint64_t length_us)
+{
+    server->phase = phase;
+    server->phase_ends_us = srv_now_us() + length_us;
+}
+
+static void close_sockets(struct server *server)
+{
+    srv_listener_close(server->unix_listener);
+    srv_listener_close(server->tcp_listener);
+    srv_fdsock_close(server->fdsock);
+    server->unix_listener = server->tcp_listener = NULL;
+    server->fdsock = NULL;
+}
+
+/* Runs every few milliseconds while draining. Each phase ends when its work is done or its time is up. */
+static void on_drain_tick(void *arg)
+{
+    struct server *server = arg;
+    bool is_late = srv_now_us() >= server->phase_ends_us;
+
+    if (server->phase == DRAINING && (svc_is_idle(server->svc) || is_late)) {
+        if (is_late && !svc_is_idle(server->svc))
+            srv_log(SRV_LOG_WARN, "grace is over, work is cut off jobs=%" PRIu32, server->svc->n_jobs);
+        svc_close_sessions(server->svc);
+        close_sockets(server);
+        rpc_shutdown(server->rpc);
+        enter_phase(server, SAYING_GOODBYE, GOAWAY_US);
+    } else if (server->phase == SAYING_GOODBYE && !rpc_is_down(server->rpc) && is_late) {
+        rpc_cancel_all(server->rpc);
+        enter_phase(server, CANCELLING, GOAWAY_US);
+    }
+    if (server->phase >= SAYING_GOODBYE && rpc_is_down(server->rpc) && svc_is_idle(server->svc)
+        && !server->svc->leases)
+        srv_loop_stop(server->loop);
+}
+
+static void begin_drain(void *arg, uint64_t grace_us)
+{
+    struct server *server = arg;
+
+    if (server->phase != SERVING) {
+        srv_log(SRV_LOG_INFO, "asked again to stop, the grace ends now");
+        server->phase_ends_us = 0;
+        return;
+    }
+    srv_log(SRV_LOG_INFO, "draining jobs=%" PRIu32 " grace_us=%" PRIu64, server->svc->n_jobs, grace_us);
+    svc_begin_drain(server->svc);
+    enter_phase(server, DRAINING, grace_us);
+    if (srv_timer_start(server->loop, 0, DRAIN_TICK_US, on_drain_tick, server, &server->drain_tick) != DSA_OK)
+        srv_loop_stop(server->loop);
+}
+
+static void on_signal(void *arg, int signum)
+{
+    struct server *server = arg;
+
+    if (signum == SIGHUP)
+        srv_log(SRV_LOG_INFO, "SIGHUP ignored: nothing can be reloaded");
+    else
+        begin_drain(server, server->config.drain_grace_us);
+}
+
+static void on_tick(void *arg)
+{
+    struct server *server = arg;
+
+    svc_tick(server->svc);
+}
+
+/* ---- start ------------------------------------------------------------------------------------------------- */
+
+static bool settle(void *arg)
+{
+    return svc_settle(((struct server *)arg)->svc);
+}
+
+static void set_sleeping(void *arg, bool is_sleeping)
+{
+    svc_set_sleeping(((struct server *)arg)->svc, is_sleeping);
+}
+
+static dsa_status start_rpc(struct server *server, struct srv_err *err)
+{
+    const struct srv_config *config = &server->config;
+    struct rpc_config rpc = {
+        .service = server->svc,
+        .max_message_bytes = config->max_message_bytes,
+        .max_streams = (uint32_t)config->max_streams,
+        .stall_timeout_us = config->stall_timeout_us,
+    };
+    struct srv_loop_hooks hooks = {server, settle, set_sleeping};
+    dsa_status rc;
+
+    rpc.methods = svc_methods(&rpc.n_methods);
+    if ((rc = rpc_create(&rpc, &server->rpc, err)) != DSA_OK)
+        return rc;
+    server->svc->rpc = server->rpc;
+    if (rpc_bell_create(server->rpc, &server->worker_bell) != DSA_OK)
+        return srv_fail(err, DSA_E_NO_MEMORY, "worker", "%s", "", "no memory for a doorbell");
+    rc = srv_loop_create(server->rpc, config->spin_us, &hooks, &server->loop, err);
+    server->svc->loop = server->loop;
+    return rc;
+}
+
+static void add_connection(void *arg, int fd)
+{
+    rpc_add_fd(((struct server *)arg)->rpc, fd);
+}
+
+static dsa_status open_sockets(struct server *server, struct srv_err *err)
+{
+    const struct srv_config *config = &server->config;
+    struct srv_listener_config listener = {
+        .socket_type = SOCK_STREAM,
+        .mode = (unsigned)config->socket_mode,
+        .max_connections = (uint32_t)config->max_connections,
+        .accept = add_connection,
+        .arg = server,
+    };
+    struct srv_fdsock_config fdsock = {server->fd_path, (unsigned)config->socket_mode,
+                                       (uint32_t)config->max_connections, svc_session_offer, server->svc};
+    dsa_status rc = DSA_OK;
+
+    listener.unix_path = server->unix_path;
+    if (server->unix_path[0] != '\0')
+        rc = srv_listener_open(server->loop, &listener, &server->unix_listener, err);
+    if (rc == DSA_OK && server->fd_path[0] != '\0')
+        rc = srv_fdsock_open(server->loop, &fdsock, &server->fdsock, err);
+    listener.unix_path = NULL;
+    listener.tcp = config->tcp;
+    if (rc == DSA_OK && config->tcp[0] != '\0')
+        rc = srv_listener_open(server->loop, &listener, &server->tcp_listener, err);
+    return rc;
+}
+
+static dsa_status start_timers(struct server *server, struct srv_err *err)
+{
+    static const int signals[] = {SIGTERM, SIGINT, SIGHUP};
+
+    for (size_t i = 0; i < sizeof(signals) / sizeof(signals[0]); i++)
+        if (srv_loop_on_signal(server->loop, signals[i], on_signal, server) != DSA_OK)
+            return srv_fail(err, DSA_E_SYSTEM, "signal", "%d", signals[i], "cannot watch the signal");
+    if (srv_timer_start(server->loop, TICK_US, TICK_US, on_tick, server, &server->tick) != DSA_OK)
+        return srv_fail(err, DSA_E_NO_MEMORY, "timer", "%s", "", "no memory for a timer");
+    return DSA_OK;
+}
+
+static void block_signals(int how)
+{
+    sigset_t set;
+
+    sigemptyset(&set);
+    sigaddset(&set, SIGTERM);
+    sigaddset(&set, SIGINT);
+    sigaddset(&set, SIGHUP);
+    pthread_sigmask(how, &set, NULL);
+}
+
+static dsa_status start(struct server *server, struct srv_err *err)
+{
+    dsa_status rc;
+
+    if ((rc = derive_config(server, err)) != DSA_OK || (rc = derive_paths(server, err)) != DSA_OK
+        || (rc = svc_create(&server->config, &server->svc, err)) != DSA_OK)
+        return rc;
+    server->svc->layout = dsk_layout_get(server->layout);
+    server->svc->n_pages = server->n_pages;
+    server->svc->write_rule = server->write_rule;
+    server->svc->fd_socket = server->fd_path;
+    server->svc->version = DSA_VERSION_STRING;
+    server->svc->on_drain = begin_drain;
+    server->svc->on_drain_arg = server;
+    if (!srv_descriptors_load())
+        return srv_fail(err, DSA_E_INTERNAL, "descriptors", "%s", "", "the embedded descriptor set is damaged");
+    if ((rc = start_worker(server, err)) != DSA_OK || (rc = start_rpc(server, err)) != DSA_OK
+        || (rc = start_timers(server, err)) != DSA_OK)
+        return rc;
+    return open_sockets(server, err);
+}
+
+/* After the loop: every call is gone, the worker has nothing left. */
+static void stop(struct server *server)
+{
+    srv_timer_close(server->drain_tick);
+    srv_worker_stop(server->svc->worker);
+    svc_settle(server->svc);
+    srv_loop_destroy(server->loop);
+    rpc_bell_destroy(server->worker_bell);
+    rpc_destroy(server->rpc);
+    srv_worker_free(server->svc->worker);
+    svc_destroy(server->svc);
+    srv_descriptors_unload();
+}
+
+static void report(const struct server *server)
+{
+    const struct dsk_device_info *info = srv_worker_device(server->svc->worker);
+
+    srv_log(SRV_LOG_INFO,
+            "serving version=%s device=%s name=\"%s\" threads=%d layout=%s layers=%" PRIu64 " pages=%" PRIu32
+            " listen=%s fd_socket=%s tcp=%s",
+            DSA_VERSION_STRING, info->uuid, info->name, (int)info->n_threads, server->svc->layout->name,
+            server->config.layers, server->n_pages, server->config.listen,
+            server->fd_path[0] != '\0' ? server->fd_path : "none",
+            server->config.tcp[0] != '\0' ? server->config.tcp : "none");
+    if (server->tcp_listener)
+        srv_log(SRV_LOG_INFO, "tcp port=%d", srv_listener_port(server->tcp_listener));
+}
+
+static int fail(const struct srv_err *err)
+{
+    fprintf(stderr, "dsad: %s: %s%s%s%s%s\n", srv_status_reason(err->code), err->field, err->value[0] ? "=" : "",
+            err->value, err->field[0] ? ": " : "", err->text);
+    if (err->rule[0] != '\0')
+        fprintf(stderr, "dsad: refused by support rule %s\n", err->rule);
+    return err->code == DSA_E_BAD_REQUEST || err->code == DSA_E_BAD_LAYOUT || err->code == DSA_E_UNSUPPORTED ? 2 : 1;
+}
+
+static int serve(struct server *server)
+{
+    struct srv_err err = {0};
+    dsa_status rc;
+
+    block_signals(SIG_BLOCK); /* the loop's thread alone takes them */
+    rpc_init();
+    rc = start(server, &err);
+    if (rc != DSA_OK)
+        return fail(&err); /* the process ends: what was started ends with it */
+    block_signals(SIG_UNBLOCK);
+    report(server);
+    srv_loop_run(server->loop);
+    stop(server);
+    rpc_fini();
+    srv_log(SRV_LOG_INFO, "stopped");
+    return 0;
+}
+
+int main(int argc, char **argv)
+{
+    static struct server server;
+    enum srv_config_action action;
+    struct srv_err err = {0};
+
+    srv_config_defaults(&server.config);
+    if (srv_config_parse(&server.config, argc, argv, &action, &err) != DSA_OK)
+        return fail(&err);
+    switch (action) {
+    case SRV_CONFIG_HELP:
+        srv_config_help(stdout);
+        return 0;
+    case SRV_CONFIG_VERSION:
+        printf("dsad %s\n", DSA_VERSION_STRING);
+        return 0;
+    case SRV_CONFIG_PRINT:
+        srv_config_print(&server.config, stdout);
+        return 0;
+    case SRV_CONFIG_RUN:
+        break;
+    }
+    return serve(&server);
+}

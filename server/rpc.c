@@ -1,0 +1,720 @@
+#include "server/rpc.h"
+
+#include <dlfcn.h>
+#include <grpc/byte_buffer.h>
+#include <grpc/byte_buffer_reader.h>
+#include <grpc/grpc.h>
+#include <grpc/grpc_security.h>
+#include <grpc/grpc_posix.h>
+#include <grpc/slice.h>
+#include <grpc/support/alloc.h>
+#include <grpc/support/log.h>
+#include <grpc/support/time.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "server/clock.h"
+#include "server/log.h"
+
+/* Calls armed at a time. Debian's core searches its list of outstanding tags for every completion, so a few are
+ * faster than many; arms are refilled before a call is handled. */
+#define N_ARMED 24
+
+/* Every batch has a struct of its own, whose address is the tag. */
+struct tag {
+    void (*fn)(struct tag *tag, bool ok);
+    struct rpc *rpc;
+};
+
+struct rpc_message {
+    struct rpc_message *next;
+    grpc_slice slice;
+};
+
+/* An armed slot: waits for the next call. */
+struct arm {
+    struct tag tag;
+    struct arm *next;
+    grpc_call *call;
+    grpc_call_details details;
+    grpc_metadata_array metadata;
+};
+
+struct rpc_call {
+    struct rpc *rpc;
+    grpc_call *call;
+    const struct rpc_method *method;
+    void *data;
+    struct tag close_tag, read_tag, send_tag, finish_tag;
+    int cancelled;                   /* written by RECV_CLOSE_ON_SERVER */
+    grpc_byte_buffer *read_buffer;
+    struct rpc_message *first, *last; /* queued */
+    size_t queued_bytes;             /* the one in flight included */
+    size_t sending_bytes;
+    uint64_t send_since_us;          /* when the message in flight was given to gRPC */
+    struct rpc_call *prev, *next;    /* all calls */
+    unsigned n_tags;                 /* batches in flight; the call is freed at 0 */
+    bool is_reading, is_sending, metadata_sent, is_finishing, finish_wanted, is_closed, is_over;
+    bool send_failed;
+    bool got_message;                /* UNARY */
+    int code;
+    grpc_slice text;
+    uint8_t *details;
+    size_t n_details;
+    grpc_metadata trailing;
+};
+
+struct rpc {
+    struct rpc_config config;
+    grpc_server *server;
+    grpc_completion_queue *cq;
+    grpc_server_credentials *credentials;
+    grpc_channel *lame;              /* doorbells are calls on it */
+    struct arm *arms;                /* armed slots */
+    struct rpc_call *calls;
+    struct tag shutdown_tag;
+    bool is_shutting_down, is_stopped;
+    unsigned n_armed;
+};
+
+struct rpc_bell {
+    struct tag tag;
+    grpc_call *call;
+};
+
+static void call_unref(struct rpc_call *call);
+static void start_send(struct rpc_call *call);
+
+/* ThreadSanitizer cannot see inside gRPC: tell it that what happened before a batch was started happened before
+ * its tag came back. */
+#if defined(DSA_SANITIZE_thread)
+void __tsan_acquire(void *addr);
+void __tsan_release(void *addr);
+#else
+#define __tsan_acquire(addr) ((void)(addr))
+#define __tsan_release(addr) ((void)(addr))
+#endif
+
+static bool start_batch(struct rpc_call *call, const grpc_op *ops, size_t n_ops, struct tag *tag)
+{
+    grpc_call_error rc;
+
+    __tsan_release(tag);
+    call->n_tags++;
+    rc = grpc_call_start_batch(call->call, ops, n_ops, tag, NULL);
+    if (rc == GRPC_CALL_OK)
+        return true;
+    call->n_tags--;
+    srv_log(SRV_LOG_ERROR, "gRPC refused a batch error=%d method=%s", (int)rc, rpc_call_path(call));
+    return false;
+}
+
+/* ---- reading -------------------------------------------------------------------------------- */
+
+void rpc_read_next(struct rpc_call *call)
+{
+    grpc_op op = {.op = GRPC_OP_RECV_MESSAGE};
+
+    if (call->is_reading || call->is_over || call->is_finishing)
+        return;
+    op.data.recv_message.recv_message = &call->read_buffer;
+    call->is_reading = start_batch(call, &op, 1, &call->read_tag);
+}
+
+static void deliver(struct rpc_call *call, grpc_byte_buffer *buffer)
+{
+    grpc_byte_buffer_reader reader;
+    grpc_slice *peeked, all;
+
+    if (!grpc_byte_buffer_reader_init(&reader, buffer)) {
+        rpc_finish(call, GRPC_STATUS_INTERNAL, "the message cannot be decompressed", NULL, 0);
+        return;
+    }
+    /* One slice is the common case and needs no copy. An empty message has no slice at all. */
+    if (grpc_byte_buffer_length(buffer) == 0) {
+        call->method->message(call, (const uint8_t *)"", 0);
+    } else if (grpc_byte_buffer_reader_peek(&reader, &peeked)
+               && GRPC_SLICE_LENGTH(*peeked) == grpc_byte_buffer_length(buffer)) {
+        call->method->message(call, GRPC_SLICE_START_PTR(*peeked), GRPC_SLICE_LENGTH(*peeked));
+    } else {
+        grpc_byte_buffer_reader_destroy(&reader);
+        if (!grpc_byte_buffer_reader_init(&reader, buffer))
+            return;
+        all = grpc_byte_buffer_reader_readall(&reader);
+        call->method->message(call, GRPC_SLICE_START_PTR(all), GRPC_SLICE_LENGTH(all));
+        grpc_slice_unref(all);
+    }
+    grpc_byte_buffer_reader_destroy(&reader);
+}
+
+static void on_read(struct tag *tag, bool ok)
+{
+    struct rpc_call *call = (struct rpc_call *)((char *)tag - offsetof(struct rpc_call, read_tag));
+    grpc_byte_buffer *buffer = call->read_buffer;
+
+    (void)ok; /* says nothing reliable at the end of a stream; the pointer does */
+    call->is_reading = false;
+    call->read_buffer = NULL;
+    if (buffer && !call->is_over && !call->finish_wanted) {
+        call->got_message = true;
+        deliver(call, buffer);
+    } else if (!buffer && !call->is_over && !call->finish_wanted && !grpc_call_failed_before_recv_message(call->call)) {
+        if (call->method->shape != RPC_STREAM)
+            rpc_finish(call, GRPC_STATUS_INVALID_ARGUMENT, "the call carries no request message", NULL, 0);
+        else if (call->method->half_close)
+            call->method->half_close(call);
+    }
+    if (buffer)
+        grpc_byte_buffer_destroy(buffer);
+    call_unref(call);
+}
+
+/* ---- sending -------------------------------------------------------------------------------- */
+
+struct rpc_message *rpc_message_create(struct rpc *rpc, size_t n, uint8_t **bytes_p)
+{
+    struct rpc_message *message;
+
+    if (n > rpc->config.max_message_bytes)
+        return NULL;
+    message = malloc(sizeof(*message));
+    if (!message)
+        return NULL;
+    message->next = NULL;
+    message->slice = grpc_slice_malloc(n);
+    *bytes_p = GRPC_SLICE_START_PTR(message->slice);
+    return message;
+}
+
+static void message_free(struct rpc_message *message)
+{
+    grpc_slice_unref(message->slice);
+    free(message);
+}
+
+static void drop_queue(struct rpc_call *call)
+{
+    struct rpc_message *message;
+
+    while ((message = call->first) != NULL) {
+        call->first = message->next;
+        call->queued_bytes -= GRPC_SLICE_LENGTH(message->slice);
+        message_free(message);
+    }
+    call->last = NULL;
+}
+
+void rpc_send(struct rpc_call *call, struct rpc_message *message)
+{
+    if (call->is_over || call->finish_wanted || call->send_failed) {
+        message_free(message);
+        return;
+    }
+    if (call->last)
+        call->last->next = message;
+    else
+        call->first = message;
+    call->last = message;
+    call->queued_bytes += GRPC_SLICE_LENGTH(message->slice);
+    /* A unary answer waits for rpc_finish, which sends it in one batch with the status. */
+    if (call->method->shape != RPC_UNARY)
+        start_send(call);
+}
+
+static size_t add_metadata_op(struct rpc_call *call, grpc_op *ops, size_t n)
+{
+    if (call->metadata_sent)
+        return n;
+    call->metadata_sent = true;
+    memset(&ops[n], 0, sizeof(ops[n]));
+    ops[n].op = GRPC_OP_SEND_INITIAL_METADATA;
+    return n + 1;
+}
+
+static grpc_byte_buffer *add_message_op(struct rpc_call *call, grpc_op *ops, size_t *n)
+{
+    struct rpc_message *message = call->first;
+    grpc_byte_buffer *buffer = grpc_raw_byte_buffer_create(&message->slice, 1);
+
+    call->first = message->next;
+    if (!call->first)
+        call->last = NULL;
+    call->sending_bytes = GRPC_SLICE_LENGTH(message->slice);
+    message_free(message);
+    memset(&ops[*n], 0, sizeof(ops[*n]));
+    ops[*n].op = GRPC_OP_SEND_MESSAGE;
+    ops[*n].data.send_message.send_message = buffer;
+    (*n)++;
+    return buffer;
+}
+
+static void add_status_op(struct rpc_call *call, grpc_op *op)
+{
+    memset(op, 0, sizeof(*op));
+    op->op = GRPC_OP_SEND_STATUS_FROM_SERVER;
+    op->data.send_status_from_server.status = (grpc_status_code)call->code;
+    op->data.send_status_from_server.status_details = &call->text;
+    if (call->n_details > 0) {
+        call->trailing.key = grpc_slice_from_static_string("grpc-status-details-bin");
+        call->trailing.value = grpc_slice_from_copied_buffer((const char *)call->details, call->n_details);
+        op->data.send_status_from_server.trailing_metadata = &call->trailing;
+        op->data.send_status_from_server.trailing_metadata_count = 1;
+    }
+}
+
+/* The next batch out: a message, or the last message with the status, or the status alone. */
+static void start_send(struct rpc_call *call)
+{
+    grpc_byte_buffer *buffer = NULL;
+    grpc_op ops[3];
+    size_t n = 0;
+    bool is_final;
+
+    if (call->is_sending || call->is_finishing || call->is_over || (!call->first && !call->finish_wanted))
+        return;
+    is_final = call->finish_wanted && (!call->first || !call->first->next);
+    n = add_metadata_op(call, ops, n);
+    if (call->first)
+        buffer = add_message_op(call, ops, &n);
+    if (is_final)
+        add_status_op(call, &ops[n++]);
+    call->send_since_us = srv_now_us();
+    if (is_final)
+        call->is_finishing = start_batch(call, ops, n, &call->finish_tag);
+    else
+        call->is_sending = start_batch(call, ops, n, &call->send_tag);
+    if (buffer)
+        grpc_byte_buffer_destroy(buffer); /* start_batch took its slices */
+}
+
+static void on_sent(struct tag *tag, bool ok)
+{
+    struct rpc_call *call = (struct rpc_call *)((char *)tag - offsetof(struct rpc_call, send_tag));
+
+    call->is_sending = false;
+    call->queued_bytes -= call->sending_bytes;
+    call->sending_bytes = 0;
+    if (!ok) {
+        call->send_failed = true;
+        drop_queue(call);
+    }
+    start_send(call);
+    if (!call->first && !call->is_over && !call->finish_wanted && call->method->drained)
+        call->method->drained(call);
+    call_unref(call);
+}
+
+static void on_finished(struct tag *tag, bool ok)
+{
+    struct rpc_call *call = (struct rpc_call *)((char *)tag - offsetof(struct rpc_call, finish_tag));
+
+    (void)ok;
+    call->queued_bytes -= call->sending_bytes;
+    call->sending_bytes = 0;
+    call->send_since_us = 0;
+    call_unref(call);
+}
+
+void rpc_finish(struct rpc_call *call, int code, const char *text, const void *details, size_t n_details)
+{
+    if (call->finish_wanted || call->is_over)
+        return;
+    call->finish_wanted = true;
+    call->code = code;
+    call->text = grpc_slice_from_copied_string(text);
+    if (n_details > 0 && (call->details = malloc(n_details)) != NULL) {
+        memcpy(call->details, details, n_details);
+        call->n_details = n_details;
+    }
+    start_send(call);
+}
+
+bool rpc_is_finished(const struct rpc_call *call)
+{
+    return call->finish_wanted || call->is_over;
+}
+
+size_t rpc_queued_bytes(const struct rpc_call *call)
+{
+    return call->queued_bytes;
+}
+
+/* ---- beginning and end of a call ---------------------------------------------------------------- */
+
+static void call_free(struct rpc_call *call)
+{
+    if (call->prev)
+        call->prev->next = call->next;
+    else
+        call->rpc->calls = call->next;
+    if (call->next)
+        call->next->prev = call->prev;
+    drop_queue(call);
+    grpc_slice_unref(call->text);
+    if (call->n_details > 0 && call->is_finishing)
+        grpc_slice_unref(call->trailing.value);
+    free(call->details);
+    grpc_call_unref(call->call);
+    free(call);
+}
+
+/* A batch has come back. */
+static void call_unref(struct rpc_call *call)
+{
+    SRV_ASSERT(call->n_tags > 0);
+    if (--call->n_tags == 0 && call->is_closed)
+        call_free(call);
+}
+
+/* RECV_CLOSE_ON_SERVER: comes once per call, after our status or when the client is gone. */
+static void on_close(struct tag *tag, bool ok)
+{
+    struct rpc_call *call = (struct rpc_call *)((char *)tag - offsetof(struct rpc_call, close_tag));
+
+    (void)ok; /* always true */
+    call->is_over = true;
+    call->is_closed = true;
+    drop_queue(call);
+    if (call->method->closed)
+        call->method->closed(call, call->cancelled != 0);
+    call->data = NULL;
+    call_unref(call);
+}
+
+static const struct rpc_method *find_method(const struct rpc *rpc, grpc_slice path)
+{
+    for (size_t i = 0; i < rpc->config.n_methods; i++)
+        if (grpc_slice_str_cmp(path, rpc->config.methods[i].path) == 0)
+            return &rpc->config.methods[i];
+    return NULL;
+}
+
+static void ignore_message(struct rpc_call *call, const uint8_t *bytes, size_t n)
+{
+    (void)call;
+    (void)bytes;
+    (void)n;
+}
+
+static const struct rpc_method unknown_method = {.path = "(unknown)", .shape = RPC_STREAM, .message = ignore_message};
+
+static void begin_call(struct rpc *rpc, grpc_call *handle, grpc_slice path)
+{
+    const struct rpc_method *method = find_method(rpc, path);
+    struct rpc_call *call = calloc(1, sizeof(*call));
+    grpc_op op = {.op = GRPC_OP_RECV_CLOSE_ON_SERVER};
+
+    if (!call) {
+        grpc_call_cancel_with_status(handle, GRPC_STATUS_RESOURCE_EXHAUSTED, "out of memory", NULL);
+        grpc_call_unref(handle);
+        return;
+    }
+    call->rpc = rpc;
+    call->call = handle;
+    call->method = method ? method : &unknown_method;
+    call->text = grpc_empty_slice();
+    call->close_tag = (struct tag){on_close, rpc};
+    call->read_tag = (struct tag){on_read, rpc};
+    call->send_tag = (struct tag){on_sent, rpc};
+    call->finish_tag = (struct tag){on_finished, rpc};
+    call->next = rpc->calls;
+    if (rpc->calls)
+        rpc->calls->prev = call;
+    rpc->calls = call;
+    op.data.recv_close_on_server.cancelled = &call->cancelled;
+    SRV_ASSERT(start_batch(call, &op, 1, &call->close_tag));
+    if (!method) {
+        rpc_finish(call, GRPC_STATUS_UNIMPLEMENTED, "no such method; see reflection", NULL, 0);
+        return;
+    }
+    if (method->open)
+        method->open(call);
+    rpc_read_next(call);
+}
+
+static void arm_free(struct arm *arm)
+{
+    grpc_call_details_destroy(&arm->details);
+    grpc_metadata_array_destroy(&arm->metadata);
+    free(arm);
+}
+
+static void on_call(struct tag *tag, bool ok);
+
+static void arm_one(struct rpc *rpc)
+{
+    struct arm *arm = calloc(1, sizeof(*arm));
+
+    if (!arm) {
+        srv_log(SRV_LOG_ERROR, "out of memory while waiting for calls armed=%u", rpc->n_armed);
+        return;
+    }
+    arm->tag = (struct tag){on_call, rpc};
+    grpc_call_details_init(&arm->details);
+    grpc_metadata_array_init(&arm->metadata);
+    __tsan_release(&arm->tag);
+    if (grpc_server_request_call(rpc->server, &arm->call, &arm->details, &arm->metadata, rpc->cq, rpc->cq, &arm->tag)
+        != GRPC_CALL_OK) {
+        arm_free(arm);
+        return;
+    }
+    rpc->n_armed++;
+}
+
+static void on_call(struct tag *tag, bool ok)
+{
+    struct arm *arm = (struct arm *)tag; /* tag is the first member */
+    struct rpc *rpc = tag->rpc;
+
+    rpc->n_armed--;
+    if (!rpc->is_shutting_down)
+        arm_one(rpc);
+    if (ok && arm->call)
+        begin_call(rpc, arm->call, arm->details.method);
+    arm_free(arm);
+}
+
+void rpc_check_stalls(struct rpc *rpc, uint64_t now_us)
+{
+    for (struct rpc_call *call = rpc->calls; call; call = call->next) {
+        bool is_waiting = (call->is_sending || call->is_finishing) && call->send_since_us != 0;
+
+        if (call->is_over || !is_waiting || now_us < call->send_since_us + rpc->config.stall_timeout_us)
+            continue;
+        srv_log(SRV_LOG_INFO, "stream ended, its client does not read method=%s queued_bytes=%zu",
+                rpc_call_path(call), call->queued_bytes);
+        call->send_since_us = 0;
+        grpc_call_cancel_with_status(call->call, GRPC_STATUS_RESOURCE_EXHAUSTED,
+                                     "STALLED: the client did not read its replies in time", NULL);
+    }
+}
+
+/* ---- the small accessors ------------------------------------------------------------------------ */
+
+void *rpc_call_service(const struct rpc_call *call)
+{
+    return call->rpc->config.service;
+}
+
+const char *rpc_call_path(const struct rpc_call *call)
+{
+    return call->method->path;
+}
+
+void rpc_call_set_data(struct rpc_call *call, void *data)
+{
+    call->data = data;
+}
+
+void *rpc_call_data(const struct rpc_call *call)
+{
+    return call->data;
+}
+
+struct rpc *rpc_call_rpc(const struct rpc_call *call)
+{
+    return call->rpc;
+}
+
+/* ---- the server ----------------------------------------------------------------------------------- */
+
+static void on_shutdown(struct tag *tag, bool ok)
+{
+    (void)ok;
+    tag->rpc->is_stopped = true;
+}
+
+static grpc_arg int_arg(const char *key, int value)
+{
+    grpc_arg arg = {.type = GRPC_ARG_INTEGER, .key = (char *)(uintptr_t)key};
+
+    arg.value.integer = value;
+    return arg;
+}
+
+static grpc_server *create_server(const struct rpc_config *config)
+{
+    grpc_arg args[] = {
+        int_arg(GRPC_ARG_ALLOW_REUSEPORT, 0),
+        int_arg(GRPC_ARG_MAX_CONCURRENT_STREAMS, (int)config->max_streams),
+        int_arg(GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, (int)config->max_message_bytes),
+        int_arg(GRPC_ARG_MAX_SEND_MESSAGE_LENGTH, (int)config->max_message_bytes),
+        /* Clients may ping an idle stream every 5 s: a lease is idle most of its life. */
+        int_arg(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 5000),
+    };
+    grpc_channel_args channel_args = {sizeof(args) / sizeof(args[0]), args};
+
+    return grpc_server_create(&channel_args, NULL);
+}
+
+dsa_status rpc_create(const struct rpc_config *config, struct rpc **rpc_p, struct srv_err *err)
+{
+    struct rpc *rpc = calloc(1, sizeof(*rpc));
+
+    if (!rpc)
+        return srv_fail(err, DSA_E_NO_MEMORY, "rpc", "%s", "", "no memory for the gRPC server");
+    rpc->config = *config;
+    rpc->shutdown_tag = (struct tag){on_shutdown, rpc};
+    rpc->cq = grpc_completion_queue_create_for_next(NULL);
+    rpc->server = create_server(config);
+    rpc->credentials = grpc_insecure_server_credentials_create();
+    rpc->lame = grpc_lame_client_channel_create("doorbell", GRPC_STATUS_UNAVAILABLE, "doorbell");
+    grpc_server_register_completion_queue(rpc->server, rpc->cq, NULL);
+    grpc_server_start(rpc->server);
+    for (int i = 0; i < N_ARMED; i++)
+        arm_one(rpc);
+    *rpc_p = rpc;
+    return DSA_OK;
+}
+
+void rpc_add_fd(struct rpc *rpc, int fd)
+{
+    grpc_server_add_channel_from_fd(rpc->server, fd, rpc->credentials);
+}
+
+static gpr_timespec wait_deadline(uint64_t wait_us)
+{
+    if (wait_us == 0)
+        return gpr_time_0(GPR_CLOCK_MONOTONIC); /* never gpr_now: core rounds that up to the next millisecond */
+    if (wait_us == UINT64_MAX)
+        return gpr_inf_future(GPR_CLOCK_MONOTONIC);
+    return gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC), gpr_time_from_micros((int64_t)wait_us, GPR_TIMESPAN));
+}
+
+bool rpc_step(struct rpc *rpc, uint64_t wait_us)
+{
+    grpc_event event = grpc_completion_queue_next(rpc->cq, wait_deadline(wait_us), NULL);
+    struct tag *tag = event.tag;
+
+    if (event.type != GRPC_OP_COMPLETE)
+        return false;
+    __tsan_acquire(tag);
+    tag->fn(tag, event.success != 0);
+    return true;
+}
+
+void rpc_shutdown(struct rpc *rpc)
+{
+    if (rpc->is_shutting_down)
+        return;
+    rpc->is_shutting_down = true;
+    __tsan_release(&rpc->shutdown_tag);
+    grpc_server_shutdown_and_notify(rpc->server, rpc->cq, &rpc->shutdown_tag);
+}
+
+void rpc_cancel_all(struct rpc *rpc)
+{
+    grpc_server_cancel_all_calls(rpc->server);
+}
+
+bool rpc_is_down(const struct rpc *rpc)
+{
+    return rpc->is_stopped && !rpc->calls && rpc->n_armed == 0;
+}
+
+void rpc_destroy(struct rpc *rpc)
+{
+    grpc_event event;
+
+    if (!rpc)
+        return;
+    SRV_ASSERT(rpc_is_down(rpc));
+    grpc_channel_destroy(rpc->lame);
+    grpc_completion_queue_shutdown(rpc->cq);
+    do {
+        event = grpc_completion_queue_next(rpc->cq, gpr_inf_future(GPR_CLOCK_MONOTONIC), NULL);
+        if (event.type == GRPC_OP_COMPLETE) {
+            struct tag *tag = event.tag;
+
+            __tsan_acquire(tag);
+            tag->fn(tag, event.success != 0);
+        }
+    } while (event.type != GRPC_QUEUE_SHUTDOWN);
+    grpc_server_destroy(rpc->server);
+    grpc_server_credentials_release(rpc->credentials);
+    grpc_completion_queue_destroy(rpc->cq);
+    free(rpc);
+}
+
+/* ---- doorbells ------------------------------------------------------------------------------------ */
+
+static void on_ring(struct tag *tag, bool ok)
+{
+    (void)tag;
+    (void)ok; /* waking up was the point */
+}
+
+dsa_status rpc_bell_create(struct rpc *rpc, struct rpc_bell **bell_p)
+{
+    struct rpc_bell *bell = calloc(1, sizeof(*bell));
+
+    if (!bell)
+        return DSA_E_NO_MEMORY;
+    bell->tag = (struct tag){on_ring, rpc};
+    bell->call = grpc_channel_create_call(rpc->lame, NULL, GRPC_PROPAGATE_DEFAULTS, rpc->cq,
+                                          grpc_slice_from_static_string("/doorbell"), NULL,
+                                          gpr_inf_future(GPR_CLOCK_REALTIME), NULL);
+    *bell_p = bell;
+    return DSA_OK;
+}
+
+void rpc_bell_destroy(struct rpc_bell *bell)
+{
+    if (!bell)
+        return;
+    grpc_call_unref(bell->call);
+    free(bell);
+}
+
+void rpc_bell_ring(struct rpc_bell *bell)
+{
+    /* An empty batch completes at once: the one public way to wake a completion queue from another thread. */
+    __tsan_release(&bell->tag);
+    SRV_ASSERT(grpc_call_start_batch(bell->call, NULL, 0, &bell->tag, NULL) == GRPC_CALL_OK);
+}
+
+/* ---- process-wide --------------------------------------------------------------------------------- */
+
+/* Debian's core is a debug build in which abseil aborts the process when it suspects a lock-order inversion among
+ * gRPC's own mutexes; a service must not die of a suspicion. The switch is one C++ function with a versioned name, looked
+ * up at run time so that a library without it is fine too. Debug builds leave the detector on. */
+static void ignore_suspected_deadlocks(void)
+{
+#if defined(NDEBUG)
+    static const char *const names[] = {
+        "_ZN4absl7debian329SetMutexDeadlockDetectionModeENS0_15OnDeadlockCycleE",
+        "_ZN4absl12lts_2022062329SetMutexDeadlockDetectionModeENS0_15OnDeadlockCycleE",
+        "_ZN4absl29SetMutexDeadlockDetectionModeENS_15OnDeadlockCycleE",
+    };
+
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        void *symbol = dlsym(RTLD_DEFAULT, names[i]);
+        void (*set_mode)(int);
+
+        if (!symbol)
+            continue;
+        memcpy(&set_mode, &symbol, sizeof(symbol));
+        set_mode(0);
+        return;
+    }
+#endif
+}
+
+static void log_from_grpc(gpr_log_func_args *args)
+{
+    /* Peers can cause these lines, so none of them is an error of ours. */
+    srv_log(args->severity == GPR_LOG_SEVERITY_ERROR ? SRV_LOG_WARN : SRV_LOG_DEBUG, "grpc: %s", args->message);
+}
+
+void rpc_init(void)
+{
+    ignore_suspected_deadlocks();
+    gpr_set_log_function(log_from_grpc);
+    grpc_init();
+}
+
+void rpc_fini(void)
+{
+    grpc_shutdown_blocking();
+}

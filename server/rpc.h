@@ -1,0 +1,104 @@
+/* rpc.h - gRPC core behind a small surface: methods, calls, messages, doorbells. With wire.c the only place that
+ * includes grpc headers. All functions [L] unless they say otherwise; callbacks run on L, inside rpc_step.
+ *
+ * A call lives from its first callback to `closed`, which comes exactly once and last. Messages to the client are queued without limit by
+ * this module: whoever sends keeps count through rpc_queued_bytes. A call reads one message at a time, and the
+ * next one only after rpc_read_next.
+ *
+ *   open (bidi) / message ... half_close ... closed
+ *                └── rpc_send * ── rpc_finish ──┘ */
+#ifndef SERVER_RPC_H
+#define SERVER_RPC_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "server/core/err.h"
+
+struct rpc;
+struct rpc_call;
+struct rpc_bell;
+
+enum rpc_shape {
+    RPC_UNARY,         /* one message in; one out through rpc_send, then rpc_finish: both leave in one batch */
+    RPC_SERVER_STREAM, /* one in, many out */
+    RPC_STREAM,        /* many in, many out */
+};
+
+struct rpc_method {
+    const char *path; /* "/pkg.Service/Method" */
+    enum rpc_shape shape;
+    bool is_admin;
+    /* STREAM: the call began; may be NULL. */
+    void (*open)(struct rpc_call *call);
+    /* One message. bytes are valid during the callback. */
+    void (*message)(struct rpc_call *call, const uint8_t *bytes, size_t n);
+    /* STREAM: the client will send no more. */
+    void (*half_close)(struct rpc_call *call);
+    /* Everything queued has left; may be NULL. */
+    void (*drained)(struct rpc_call *call);
+    /* The call is over: free what belongs to it. is_cancelled: the client went away or cancelled. May be NULL. */
+    void (*closed)(struct rpc_call *call, bool is_cancelled);
+};
+
+struct rpc_config {
+    const struct rpc_method *methods;
+    size_t n_methods;
+    void *service;              /* rpc_call_service */
+    uint64_t max_message_bytes; /* both directions */
+    uint32_t max_streams;       /* concurrent calls of one connection */
+    uint64_t stall_timeout_us;  /* a message that the client does not take for this long ends its call */
+};
+
+SRV_MUST_CHECK dsa_status rpc_create(const struct rpc_config *config, struct rpc **rpc_p, struct srv_err *err);
+/* After rpc_shutdown was carried through (rpc_is_down). */
+void rpc_destroy(struct rpc *rpc);
+
+/* Serve an accepted, non-blocking socket. Takes the fd, also on failure. */
+void rpc_add_fd(struct rpc *rpc, int fd);
+
+/* Handle one event, waiting for it up to wait_us (0 = only look; UINT64_MAX = for ever). False: none came. */
+bool rpc_step(struct rpc *rpc, uint64_t wait_us);
+
+/* Ends calls that stalled. Cheap; every second or so. */
+void rpc_check_stalls(struct rpc *rpc, uint64_t now_us);
+
+/* Stop taking calls and tell the clients (GOAWAY). Running calls go on. */
+void rpc_shutdown(struct rpc *rpc);
+void rpc_cancel_all(struct rpc *rpc); /* end what still runs */
+bool rpc_is_down(const struct rpc *rpc); /* no call is left and the server has stopped */
+
+/* A doorbell makes a sleeping rpc_step return true. Ring it from any thread; one thread per bell at a time. */
+SRV_MUST_CHECK dsa_status rpc_bell_create(struct rpc *rpc, struct rpc_bell **bell_p);
+void rpc_bell_destroy(struct rpc_bell *bell); /* [L] before rpc_destroy; nobody may ring any more */
+void rpc_bell_ring(struct rpc_bell *bell);    /* [any] */
+
+/* ---- a call ------------------------------------------------------------------------------------ */
+
+void *rpc_call_service(const struct rpc_call *call);
+const char *rpc_call_path(const struct rpc_call *call);
+void rpc_call_set_data(struct rpc_call *call, void *data);
+void *rpc_call_data(const struct rpc_call *call); /* NULL until set */
+
+/* A message to send: room for n bytes, filled by the caller, then given to rpc_send. NULL when there is no memory or n is larger than the
+ * limit of a message. */
+struct rpc_message;
+struct rpc_message *rpc_message_create(struct rpc *rpc, size_t n, uint8_t **bytes_p);
+struct rpc *rpc_call_rpc(const struct rpc_call *call);
+void rpc_send(struct rpc_call *call, struct rpc_message *message); /* takes the message; dropped if the call has failed */
+
+/* The call's answer, after everything queued. code is a google.rpc.Code. details (may be NULL) goes out as
+ * grpc-status-details-bin. A second finish is ignored. */
+void rpc_finish(struct rpc_call *call, int code, const char *text, const void *details, size_t n_details);
+bool rpc_is_finished(const struct rpc_call *call); /* finish was called, or the client is gone */
+
+void rpc_read_next(struct rpc_call *call); /* STREAM: ask for the next message; harmless when one is asked for */
+size_t rpc_queued_bytes(const struct rpc_call *call);
+
+/* gRPC's own log lines go to the server's log, and its lock-order detector is set as production wants. Once, before
+ * rpc_create and before any thread is started. [main] */
+void rpc_init(void);
+void rpc_fini(void);
+
+#endif /* SERVER_RPC_H */

@@ -1,0 +1,474 @@
+/* svc.c - the frame of the service: leases, requests, and the table of methods. */
+#include "server/svc.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "server/clock.h"
+#include "server/log.h"
+#include "server/status.h"
+
+/* ---- the methods -------------------------------------------------------------------------------- */
+
+#define SA "/dsa.v1.SparseAttention/"
+#define UNARY(method, handler) {.path = method, .shape = RPC_UNARY, .message = handler}
+#define UNARY_ON_WORKER(method, handler)                                                              \
+    {.path = method, .shape = RPC_UNARY, .message = handler, .closed = svc_request_call_closed}
+#define REFLECTION(version)                                                                           \
+    {.path = "/grpc.reflection." version ".ServerReflection/ServerReflectionInfo", .shape = RPC_STREAM, \
+     .message = svc_reflect, .half_close = svc_reflect_half_close, .drained = svc_reflect_drained}
+
+static const struct rpc_method methods[] = {
+    {.path = SA "Attend", .shape = RPC_STREAM, .open = svc_attend_open, .message = svc_attend_message,
+     .half_close = svc_attend_half_close, .drained = svc_attend_drained, .closed = svc_attend_closed},
+    UNARY_ON_WORKER(SA "Append", svc_append),
+    UNARY_ON_WORKER(SA "CreateSequence", svc_create_sequence),
+    UNARY_ON_WORKER(SA "ForkSequence", svc_fork_sequence),
+    UNARY_ON_WORKER(SA "TruncateSequence", svc_truncate_sequence),
+    UNARY_ON_WORKER(SA "ReleaseSequence", svc_release_sequence),
+    UNARY_ON_WORKER(SA "GetSequence", svc_get_sequence),
+    UNARY_ON_WORKER(SA "ImportRows", svc_import_rows),
+    {.path = SA "ExportRows", .shape = RPC_SERVER_STREAM, .message = svc_export_rows, .drained = svc_export_drained,
+     .closed = svc_export_closed},
+    {.path = SA "OpenSession", .shape = RPC_STREAM, .open = svc_session_open, .message = svc_session_message,
+     .half_close = svc_session_half_close, .closed = svc_session_closed},
+    UNARY(SA "RegisterRegion", svc_register_region),
+    UNARY(SA "UnregisterRegion", svc_unregister_region),
+    UNARY(SA "GetCapabilities", svc_get_capabilities),
+    UNARY_ON_WORKER(SA "GetStats", svc_get_stats),
+    UNARY(SA "Drain", svc_drain),
+    UNARY("/grpc.health.v1.Health/Check", svc_health_check),
+    {.path = "/grpc.health.v1.Health/Watch", .shape = RPC_SERVER_STREAM, .message = svc_health_watch,
+     .closed = svc_health_watch_closed},
+    REFLECTION("v1"),
+    REFLECTION("v1alpha"),
+};
+
+const struct rpc_method *svc_methods(size_t *n_methods_p)
+{
+    *n_methods_p = sizeof(methods) / sizeof(methods[0]);
+    return methods;
+}
+
+/* ---- leases -------------------------------------------------------------------------------------- */
+
+dsa_status svc_lease_find(struct svc *svc, const ProtobufCBinaryData *token, struct svc_lease **lease_p,
+                          struct srv_err *err)
+{
+    struct srv_session *session;
+    dsa_status rc = srv_session_find(svc->sessions, token->data, token->len, &session, err);
+
+    if (rc == DSA_OK)
+        *lease_p = session->stream;
+    return rc;
+}
+
+static void lease_free(struct svc_lease *lease)
+{
+    if (lease->prev)
+        lease->prev->next = lease->next;
+    else
+        lease->svc->leases = lease->next;
+    if (lease->next)
+        lease->next->prev = lease->prev;
+    free(lease);
+}
+
+/* The worker gives everything back once no request of the session is in flight. */
+static void lease_end_if_quiet(struct svc_lease *lease)
+{
+    struct svc *svc = lease->svc;
+
+    if (!lease->is_closing || lease->requests)
+        return;
+    lease->end_job.op = SRV_OP_END_SESSION;
+    lease->end_job.session = lease->number;
+    lease->end_job.node.deadline_us = UINT64_MAX;
+    lease->end_job.pieces = &lease->end_piece;
+    lease->end_job.n_pieces = 1;
+    lease->end_job.owner = lease;
+    if (srv_worker_submit(svc->worker, &lease->end_job)) {
+        svc->n_ends_waiting -= lease->end_waits;
+        lease->end_waits = false;
+        svc->n_unkicked++;
+    } else if (!lease->end_waits) {
+        lease->end_waits = true;
+        svc->n_ends_waiting++;
+    }
+}
+
+static void close_tickets(struct svc_lease *lease)
+{
+    struct svc_ticket *ticket;
+
+    while ((ticket = lease->tickets) != NULL) {
+        lease->tickets = ticket->next;
+        close(ticket->fd);
+        free(ticket);
+    }
+    lease->n_tickets = 0;
+}
+
+static void tell_closing(struct svc_lease *lease, const struct srv_err *reason)
+{
+    Dsa__V1__SessionEvent event = DSA__V1__SESSION_EVENT__INIT;
+    Dsa__V1__SessionClosing closing = DSA__V1__SESSION_CLOSING__INIT;
+    Dsa__V1__Status status;
+
+    if (!reason) {
+        rpc_finish(lease->call, 0, "", NULL, 0);
+        return;
+    }
+    wire_status(reason, &status);
+    closing.status = &status;
+    event.kind_case = DSA__V1__SESSION_EVENT__KIND_CLOSING;
+    event.closing = &closing;
+    if (!wire_send(lease->call, &event.base))
+        srv_log(SRV_LOG_WARN, "cannot tell a client why its session ends session=%" PRIu64, lease->number);
+    wire_fail(lease->call, reason);
+}
+
+void svc_lease_close(struct svc_lease *lease, const struct srv_err *reason)
+{
+    struct svc *svc = lease->svc;
+    struct svc_request *request;
+
+    if (lease->is_closing)
+        return;
+    lease->is_closing = true;
+    srv_log(SRV_LOG_INFO, "session ends session=%" PRIu64 " client=\"%s\" reason=\"%s\"", lease->number,
+            lease->session->name, reason ? reason->text : "client closed it");
+    svc->counters.n_reclaimed += reason != NULL;
+    for (request = lease->requests; request; request = request->next)
+        svc_request_cancel(request);
+    srv_regions_drop_session(svc->regions, lease->number);
+    close_tickets(lease);
+    srv_session_close(svc->sessions, lease->session);
+    lease->session = NULL;
+    if (lease->call)
+        tell_closing(lease, reason);
+    lease_end_if_quiet(lease);
+}
+
+/* ---- requests ------------------------------------------------------------------------------------ */
+
+struct svc_request *svc_request_create(struct svc_lease *lease, struct wire_arena *arena, struct rpc_call *call,
+                                       enum srv_op op)
+{
+    struct svc_request *request = wire_arena_get(arena, sizeof(*request));
+
+    if (!request) {
+        wire_arena_free(arena);
+        return NULL;
+    }
+    request->svc = lease->svc;
+    request->lease = lease;
+    request->arena = arena;
+    request->call = call;
+    request->job.op = op;
+    request->job.session = lease->number;
+    request->job.arrival_us = srv_now_us();
+    request->job.node.deadline_us = UINT64_MAX;
+    request->job.owner = request;
+    atomic_init(&request->job.cancelled, false);
+    return request;
+}
+
+void svc_request_hold(struct svc_request *request, struct srv_region *region)
+{
+    if (!region)
+        return;
+    SRV_ASSERT(request->n_regions < SVC_MAX_REGIONS);
+    request->regions[request->n_regions++] = region;
+}
+
+struct wire_regions svc_request_regions(const struct svc_request *request)
+{
+    struct wire_regions regions = {
+        .regions = request->svc->regions,
+        .session = request->lease->number,
+        .max_inline_bytes = request->svc->config->max_inline_bytes,
+    };
+
+    return regions;
+}
+
+static dsa_status admit(struct svc *svc, enum srv_op op, uint32_t n_pieces, struct srv_err *err)
+{
+    if (svc->is_draining && op != SRV_OP_STATS)
+        return srv_fail(err, DSA_E_DRAINING, "", "%s", "", "the server is going down");
+    if (srv_worker_is_lost(svc->worker) && op != SRV_OP_STATS)
+        return srv_fail(err, DSA_E_DEVICE_LOST, "", "%s", "", "the device failed; restart the server");
+    if (svc->n_jobs < svc->config->max_queue && svc->n_pieces + n_pieces <= svc->max_pieces)
+        return DSA_OK;
+    srv_fail(err, DSA_E_QUEUE_FULL, "", "%" PRIu32, svc->n_jobs, "%" PRIu64 " jobs may wait for a device",
+             svc->config->max_queue);
+    err->retry_after_us = 1000;
+    return DSA_E_QUEUE_FULL;
+}
+
+dsa_status svc_request_submit(struct svc_request *request, uint32_t n_accesses, uint32_t n_pieces, struct srv_err *err)
+{
+    struct svc *svc = request->svc;
+    struct srv_job *job = &request->job;
+    dsa_status rc = admit(svc, job->op, n_pieces, err);
+
+    if (rc != DSA_OK)
+        return rc;
+    job->node.accesses = job->accesses;
+    job->node.n_accesses = n_accesses;
+    job->n_pieces = n_pieces;
+    job->pieces = wire_arena_get(request->arena, sizeof(*job->pieces) * n_pieces);
+    if (!job->pieces)
+        return srv_fail(err, DSA_E_NO_MEMORY, "", "%s", "", "no memory for the request");
+    if (!srv_worker_submit(svc->worker, job)) {
+        srv_fail(err, DSA_E_QUEUE_FULL, "", "%" PRIu32, svc->n_jobs, "the worker's ring is full");
+        err->retry_after_us = 1000;
+        return DSA_E_QUEUE_FULL;
+    }
+    request->next = request->lease->requests;
+    if (request->next)
+        request->next->prev = request;
+    request->lease->requests = request;
+    svc->n_jobs++;
+    svc->n_pieces += n_pieces;
+    svc->n_unkicked++;
+    svc->unkicked_cost += request->cost;
+    return DSA_OK;
+}
+
+void svc_request_cancel(struct svc_request *request)
+{
+    atomic_store_explicit(&request->job.cancelled, true, memory_order_relaxed);
+    srv_worker_note_cancel(request->svc->worker);
+}
+
+void svc_request_free(struct svc_request *request)
+{
+    for (uint32_t i = 0; i < request->n_regions; i++)
+        srv_region_put(request->svc->regions, request->regions[i]);
+    free(request->buffer);
+    wire_arena_free(request->arena); /* the request itself lies in it */
+}
+
+static void finish_request(struct svc_request *request)
+{
+    struct svc_lease *lease = request->lease;
+    struct svc *svc = request->svc;
+
+    if (request->prev)
+        request->prev->next = request->next;
+    else
+        lease->requests = request->next;
+    if (request->next)
+        request->next->prev = request->prev;
+    svc->n_jobs--;
+    svc->n_pieces -= request->job.n_pieces;
+    svc_request_free(request);
+    lease_end_if_quiet(lease);
+}
+
+static void take_piece(struct svc *svc, struct srv_piece *piece)
+{
+    struct srv_job *job = piece->job;
+    struct svc_request *request = job->owner;
+    bool is_last = piece->is_last;
+
+    if (job->op == SRV_OP_END_SESSION) {
+        lease_free(job->owner);
+        return;
+    }
+    svc->counters.n_invalid += piece->n_invalid;
+    svc->counters.n_nonfinite += piece->n_nonfinite;
+    request->on_piece(request, piece);
+    if (is_last)
+        finish_request(request);
+}
+
+/* ---- hooks of the loop --------------------------------------------------------------------------- */
+
+static void retry_ends(struct svc *svc)
+{
+    for (struct svc_lease *lease = svc->leases; lease && svc->n_ends_waiting > 0; lease = lease->next)
+        if (lease->end_waits)
+            lease_end_if_quiet(lease);
+}
+
+bool svc_settle(struct svc *svc)
+{
+    struct srv_piece *piece;
+    bool worked = false;
+
+    if (svc->n_ends_waiting > 0)
+        retry_ends(svc);
+    if (svc->n_unkicked > 0) {
+        bool is_small = svc->unkicked_cost <= svc->config->inline_flops && svc->config->inline_flops > 0;
+
+        svc->n_unkicked = 0;
+        svc->unkicked_cost = 0;
+        if (!is_small || !srv_worker_try_step(svc->worker))
+            srv_worker_kick(svc->worker);
+    }
+    while ((piece = srv_worker_pop(svc->worker)) != NULL) {
+        take_piece(svc, piece);
+        worked = true;
+    }
+    if (!svc->was_lost && srv_worker_is_lost(svc->worker)) {
+        svc->was_lost = true;
+        svc_health_changed(svc);
+    }
+    /* Answers may have led to new jobs; they are passed on in the next round. */
+    return worked || svc->n_unkicked > 0;
+}
+
+void svc_set_sleeping(struct svc *svc, bool is_sleeping)
+{
+    srv_worker_set_sleeping(svc->worker, is_sleeping);
+}
+
+void svc_tick(struct svc *svc)
+{
+    uint64_t now = srv_now_us();
+    struct srv_session *session;
+
+    while ((session = srv_session_next_expired(svc->sessions, now)) != NULL) {
+        struct srv_err reason = {0};
+
+        srv_fail(&reason, DSA_E_SESSION_EXPIRED, "", "%s", "",
+                 session->in_grace ? "the grace time after a lost stream is over" : "no heartbeat came within the lease");
+        svc_lease_close(session->stream, &reason);
+    }
+    rpc_check_stalls(svc->rpc, now);
+}
+
+/* ---- life ---------------------------------------------------------------------------------------- */
+
+static dsa_status create_tables(struct svc *svc, struct srv_err *err)
+{
+    const struct srv_config *config = svc->config;
+    struct srv_session_config sessions = {
+        .max_sessions = (uint32_t)config->max_sessions,
+        .default_lease_us = config->lease_us,
+        .max_lease_us = config->max_lease_us,
+        .max_grace_us = config->max_grace_us,
+    };
+    dsa_status rc = srv_sessions_create(&sessions, &svc->sessions);
+
+    if (rc == DSA_OK)
+        rc = srv_regions_create((uint32_t)config->max_regions, config->max_region_bytes, svc_region_release, svc,
+                                &svc->regions);
+    return rc == DSA_OK ? DSA_OK : srv_fail(err, rc, "service", "%s", "", "%s", srv_status_text(rc));
+}
+
+dsa_status svc_create(const struct srv_config *config, struct svc **svc_p, struct srv_err *err)
+{
+    struct svc *svc = calloc(1, sizeof(*svc));
+    dsa_status rc;
+
+    if (!svc)
+        return srv_fail(err, DSA_E_NO_MEMORY, "service", "%s", "", "no memory for the service");
+    svc->config = config;
+    svc->start_us = srv_now_us();
+    svc->own.svc = svc;
+    rc = create_tables(svc, err);
+    if (rc != DSA_OK) {
+        svc_destroy(svc);
+        return rc;
+    }
+    *svc_p = svc;
+    return DSA_OK;
+}
+
+void svc_destroy(struct svc *svc)
+{
+    if (!svc)
+        return;
+    while (svc->leases)
+        lease_free(svc->leases);
+    if (svc->sessions)
+        srv_sessions_destroy(svc->sessions);
+    if (svc->regions)
+        srv_regions_destroy(svc->regions);
+    free(svc);
+}
+
+void svc_begin_drain(struct svc *svc)
+{
+    if (svc->is_draining)
+        return;
+    svc->is_draining = true;
+    svc_health_changed(svc);
+}
+
+void svc_close_sessions(struct svc *svc)
+{
+    struct srv_err reason = {0};
+    struct svc_lease *lease, *next;
+
+    srv_fail(&reason, DSA_E_DRAINING, "", "%s", "", "the server is going down");
+    for (lease = svc->leases; lease; lease = next) {
+        next = lease->next;
+        svc_lease_close(lease, &reason);
+    }
+}
+
+bool svc_is_idle(const struct svc *svc)
+{
+    return svc->n_jobs == 0;
+}
+
+bool svc_is_healthy(const struct svc *svc)
+{
+    return !svc->is_draining && !srv_worker_is_lost(svc->worker);
+}
+
+/* ---- the beginning of a unary request ------------------------------------------------------------- */
+
+void svc_refuse(struct rpc_call *call, const struct srv_err *err)
+{
+    struct svc *svc = rpc_call_service(call);
+
+    svc->counters.n_rejected++;
+    srv_log(SRV_LOG_DEBUG, "request refused method=%s reason=%s field=%s value=%s text=\"%s\"", rpc_call_path(call),
+            srv_status_reason(err->code), err->field, err->value, err->text);
+    wire_fail(call, err);
+}
+
+bool svc_begin(struct rpc_call *call, const ProtobufCMessageDescriptor *type, const uint8_t *bytes, size_t n,
+               struct wire_arena **arena_p, ProtobufCMessage **message_p)
+{
+    struct srv_err err = {0};
+
+    if (wire_unpack(type, bytes, n, arena_p, message_p, &err) == DSA_OK)
+        return true;
+    svc_refuse(call, &err);
+    return false;
+}
+
+bool svc_begin_in_session(struct rpc_call *call, const ProtobufCMessageDescriptor *type, const uint8_t *bytes, size_t n,
+                          const ProtobufCBinaryData *(*session_of)(const ProtobufCMessage *),
+                          struct wire_arena **arena_p, ProtobufCMessage **message_p, struct svc_lease **lease_p)
+{
+    struct srv_err err = {0};
+
+    if (!svc_begin(call, type, bytes, n, arena_p, message_p))
+        return false;
+    if (svc_lease_find(rpc_call_service(call), session_of(*message_p), lease_p, &err) == DSA_OK)
+        return true;
+    svc_refuse(call, &err);
+    wire_arena_free(*arena_p);
+    return false;
+}
+
+void svc_request_call_closed(struct rpc_call *call, bool is_cancelled)
+{
+    struct svc_request *request = rpc_call_data(call);
+
+    if (!request)
+        return;
+    request->call = NULL;
+    if (is_cancelled)
+        svc_request_cancel(request);
+}
