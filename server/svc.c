@@ -147,8 +147,11 @@ void svc_lease_close(struct svc_lease *lease, const struct srv_err *reason)
     close_tickets(lease);
     srv_session_close(svc->sessions, lease->session);
     lease->session = NULL;
-    if (lease->call)
+    if (lease->call) {
         tell_closing(lease, reason);
+        rpc_call_set_data(lease->call, NULL); /* the call may outlive the lease */
+        lease->call = NULL;
+    }
     lease_end_if_quiet(lease);
 }
 
