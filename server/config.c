@@ -258,6 +258,8 @@ dsa_status srv_config_parse(struct srv_config *config, int argc, char **argv, en
         if (!row || (strncmp(name, "no-", 3) == 0 && !is_no))
             return srv_fail(err, DSA_E_BAD_REQUEST, "flag", "%s", argv[i], "unknown; the nearest is --%s",
                             nearest_option(name, n));
+        if (is_no && name[n] == '=')
+            return srv_fail(err, DSA_E_BAD_REQUEST, row->name, "%s", name + n + 1, "--no-%s takes no value", row->name);
         if (is_no)
             value = "false";
         else if (name[n] == '=')

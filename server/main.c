@@ -25,6 +25,7 @@
 #include "server/worker.h"
 
 #define TICK_US       250000
+#define MAX_PIECES    (1 << 19) /* of one answer: half of what a ring can hold */
 #define DRAIN_TICK_US 10000
 #define GOAWAY_US     200000 /* what clients get to answer the goodbye before their calls are cancelled */
 
@@ -102,6 +103,9 @@ static dsa_status derive_config(struct server *server, struct srv_err *err)
         return srv_fail(err, DSA_E_BAD_REQUEST, "pool-bytes", "%" PRIu64, config->pool_bytes,
                         "a page of %" PRIu64 " layers has %" PRIu64 " bytes; the pool holds 1 to %u pages",
                         config->layers, page_bytes, (1u << 25) - 1);
+    if (config->max_rows / config->chunk_rows > MAX_PIECES)
+        return srv_fail(err, DSA_E_BAD_REQUEST, "chunk-rows", "%" PRIu64, config->chunk_rows,
+                        "max-rows / chunk-rows may be at most %d", MAX_PIECES);
     server->n_pages = (uint32_t)n_pages;
     if (srv_log_level_by_name(config->log_level) < 0)
         return srv_fail(err, DSA_E_BAD_REQUEST, "log-level", "%s", config->log_level,
@@ -155,9 +159,18 @@ static void wake_loop(void *arg)
     rpc_bell_ring(server->worker_bell);
 }
 
+/* Answers that can be on their way at a time: the longest request must fit, and the queue sixteen pieces deep. */
+static uint32_t count_pieces(const struct srv_config *config)
+{
+    uint64_t longest = (config->max_rows + config->chunk_rows - 1) / config->chunk_rows;
+
+    return (uint32_t)(config->max_queue * 16 > longest ? config->max_queue * 16 : longest);
+}
+
 static dsa_status start_worker(struct server *server, struct srv_err *err)
 {
     const struct srv_config *config = &server->config;
+    uint32_t max_pieces = count_pieces(config);
     struct srv_worker_config worker = {
         .device = {.kind = DSK_DEVICE_CPU, .n_threads = (int32_t)config->cpu_threads},
         .layout = server->layout,
@@ -168,7 +181,7 @@ static dsa_status start_worker(struct server *server, struct srv_err *err)
         .max_sequences_per_session = (uint32_t)config->max_sequences,
         .max_sequence_tokens = config->max_sequence_tokens,
         .max_queue = (uint32_t)config->max_queue,
-        .max_pieces = (uint32_t)config->max_queue * 16,
+        .max_pieces = max_pieces + (uint32_t)config->max_queue * 2, /* and the ends of sessions */
         .max_segments = (uint32_t)config->max_segments,
         .max_append_tokens = (uint32_t)config->max_append_rows,
         .batch_rows = (uint32_t)config->batch_rows,
@@ -181,7 +194,7 @@ static dsa_status start_worker(struct server *server, struct srv_err *err)
 
     if (rc != DSA_OK)
         return rc;
-    server->svc->max_pieces = worker.max_pieces - (uint32_t)config->max_sessions - 1;
+    server->svc->max_pieces = max_pieces;
     return srv_worker_start(&worker, &server->svc->worker, err);
 }
 

@@ -74,12 +74,13 @@ struct rpc {
     struct arm *arms;                /* armed slots */
     struct rpc_call *calls;
     struct tag shutdown_tag;
+    struct tag ring_tag;             /* of every bell: a ring may be taken after its bell is gone */
     bool is_shutting_down, is_stopped;
     unsigned n_armed;
 };
 
 struct rpc_bell {
-    struct tag tag;
+    struct rpc *rpc;
     grpc_call *call;
 };
 
@@ -519,6 +520,12 @@ struct rpc *rpc_call_rpc(const struct rpc_call *call)
 
 /* ---- the server ----------------------------------------------------------------------------------- */
 
+static void on_ring(struct tag *tag, bool ok)
+{
+    (void)tag;
+    (void)ok; /* waking up was the point */
+}
+
 static void on_shutdown(struct tag *tag, bool ok)
 {
     (void)ok;
@@ -556,6 +563,7 @@ dsa_status rpc_create(const struct rpc_config *config, struct rpc **rpc_p, struc
         return srv_fail(err, DSA_E_NO_MEMORY, "rpc", "%s", "", "no memory for the gRPC server");
     rpc->config = *config;
     rpc->shutdown_tag = (struct tag){on_shutdown, rpc};
+    rpc->ring_tag = (struct tag){on_ring, rpc};
     rpc->cq = grpc_completion_queue_create_for_next(NULL);
     rpc->server = create_server(config);
     rpc->credentials = grpc_insecure_server_credentials_create();
@@ -639,19 +647,13 @@ void rpc_destroy(struct rpc *rpc)
 
 /* ---- doorbells ------------------------------------------------------------------------------------ */
 
-static void on_ring(struct tag *tag, bool ok)
-{
-    (void)tag;
-    (void)ok; /* waking up was the point */
-}
-
 dsa_status rpc_bell_create(struct rpc *rpc, struct rpc_bell **bell_p)
 {
     struct rpc_bell *bell = calloc(1, sizeof(*bell));
 
     if (!bell)
         return DSA_E_NO_MEMORY;
-    bell->tag = (struct tag){on_ring, rpc};
+    bell->rpc = rpc;
     bell->call = grpc_channel_create_call(rpc->lame, NULL, GRPC_PROPAGATE_DEFAULTS, rpc->cq,
                                           grpc_slice_from_static_string("/doorbell"), NULL,
                                           gpr_inf_future(GPR_CLOCK_REALTIME), NULL);
@@ -670,8 +672,8 @@ void rpc_bell_destroy(struct rpc_bell *bell)
 void rpc_bell_ring(struct rpc_bell *bell)
 {
     /* An empty batch completes at once: the one public way to wake a completion queue from another thread. */
-    __tsan_release(&bell->tag);
-    SRV_ASSERT(grpc_call_start_batch(bell->call, NULL, 0, &bell->tag, NULL) == GRPC_CALL_OK);
+    __tsan_release(&bell->rpc->ring_tag);
+    SRV_ASSERT(grpc_call_start_batch(bell->call, NULL, 0, &bell->rpc->ring_tag, NULL) == GRPC_CALL_OK);
 }
 
 /* ---- process-wide --------------------------------------------------------------------------------- */

@@ -273,6 +273,20 @@ static void finish_request(struct svc_request *request)
     lease_end_if_quiet(lease);
 }
 
+/* An end that found the queue full is sent again: a session's pages are never given up. */
+static void end_session_done(struct svc_lease *lease, const struct srv_piece *piece)
+{
+    if (piece->err.code != DSA_E_QUEUE_FULL) {
+        lease_free(lease);
+        return;
+    }
+    lease->end_job.i_piece = 0;
+    if (!lease->end_waits) {
+        lease->end_waits = true;
+        lease->svc->n_ends_waiting++;
+    }
+}
+
 static void take_piece(struct svc *svc, struct srv_piece *piece)
 {
     struct srv_job *job = piece->job;
@@ -280,7 +294,7 @@ static void take_piece(struct svc *svc, struct srv_piece *piece)
     bool is_last = piece->is_last;
 
     if (job->op == SRV_OP_END_SESSION) {
-        lease_free(job->owner);
+        end_session_done(job->owner, piece);
         return;
     }
     svc->counters.n_invalid += piece->n_invalid;

@@ -10,6 +10,7 @@
 #include "server/status.h"
 #include "server/svc.h"
 
+#define REPLY_OVERHEAD 4096 /* more than a reply has beside its results */
 #define N_BUCKETS 64 /* of the requests in flight, by request id */
 
 struct stream {
@@ -164,7 +165,7 @@ static void send_piece(struct stream *stream, struct svc_request *request, const
     const struct srv_job_attend *attend = &request->job.u.attend;
     uint64_t out_bytes = out_is_inline(request) ? out_row_bytes(attend, stream->svc->layout) : 0;
     uint64_t lse_bytes = lse_is_inline(request) ? attend->h_q * sizeof(float) : 0;
-    uint64_t room = stream->svc->config->max_message_bytes / 2, row_bytes = out_bytes + lse_bytes;
+    uint64_t room = stream->svc->config->max_message_bytes - REPLY_OVERHEAD, row_bytes = out_bytes + lse_bytes;
     uint32_t n_fit = row_bytes > 0 && row_bytes * piece->n_rows > room ? (uint32_t)(room / row_bytes) : piece->n_rows;
     uint8_t *out = request->buffer, *lse = (uint8_t *)attend->lse;
     Dsa__V1__Timings timings;
@@ -350,10 +351,10 @@ static dsa_status parse_inputs(struct svc_request *request, const Dsa__V1__Atten
     struct srv_job_attend *attend = &request->job.u.attend;
     struct wire_regions regions = svc_request_regions(request);
     struct wire_tensor_rule q_rule = {"attend.q", DSA__V1__DTYPE__DTYPE_BF16, 3,
-                                      {attend->n_rows, 0, (uint64_t)request->svc->layout->d_qk}, false};
-    struct wire_tensor_rule index_rule = {"attend.indices", DSA__V1__DTYPE__DTYPE_I32, 2, {attend->n_rows}, false};
-    struct wire_tensor_rule length_rule = {"attend.lengths", DSA__V1__DTYPE__DTYPE_I32, 1, {attend->n_rows}, false};
-    struct wire_tensor_rule sink_rule = {"attend.sink", DSA__V1__DTYPE__DTYPE_F32, 1, {0}, false};
+                                      {attend->n_rows, 0, (uint64_t)request->svc->layout->d_qk}};
+    struct wire_tensor_rule index_rule = {"attend.indices", DSA__V1__DTYPE__DTYPE_I32, 2, {attend->n_rows}};
+    struct wire_tensor_rule length_rule = {"attend.lengths", DSA__V1__DTYPE__DTYPE_I32, 1, {attend->n_rows}};
+    struct wire_tensor_rule sink_rule = {"attend.sink", DSA__V1__DTYPE__DTYPE_F32, 1, {0}};
     struct wire_tensor q, indices, lengths = {0}, sink = {0};
     dsa_status rc;
 
@@ -393,8 +394,8 @@ static dsa_status parse_outputs(struct svc_request *request, const Dsa__V1__Atte
     Dsa__V1__DType dtype = op->out && op->out->dtype != DSA__V1__DTYPE__DTYPE_UNSPECIFIED ? op->out->dtype
                                                                                            : DSA__V1__DTYPE__DTYPE_BF16;
     struct wire_tensor_rule out_rule = {"attend.out", dtype, 3,
-                                        {attend->n_rows, attend->h_q, (uint64_t)request->svc->layout->d_v}, false};
-    struct wire_tensor_rule lse_rule = {"attend.lse", DSA__V1__DTYPE__DTYPE_F32, 2, {attend->n_rows, attend->h_q}, true};
+                                        {attend->n_rows, attend->h_q, (uint64_t)request->svc->layout->d_v}};
+    struct wire_tensor_rule lse_rule = {"attend.lse", DSA__V1__DTYPE__DTYPE_F32, 2, {attend->n_rows, attend->h_q}};
     struct wire_tensor out = {0}, lse = {0};
     dsa_status rc;
 
@@ -430,6 +431,10 @@ static dsa_status take_buffer(struct svc_request *request, bool want_lse, struct
     lse_bytes = attend->lse || !want_lse ? 0 : (uint64_t)attend->n_rows * attend->h_q * sizeof(float);
     if (out_bytes + lse_bytes == 0)
         return DSA_OK;
+    if ((out_bytes + lse_bytes) / attend->n_rows > svc->config->max_message_bytes - REPLY_OVERHEAD)
+        return srv_fail(err, DSA_E_TOO_LARGE, "attend.out", "%" PRIu64 " bytes a row",
+                        (out_bytes + lse_bytes) / attend->n_rows, "a message has at most %" PRIu64 " bytes; use a region",
+                        svc->config->max_message_bytes);
     if (out_bytes + lse_bytes > svc->config->max_stream_bytes)
         return srv_fail(err, DSA_E_TOO_LARGE, "attend.out", "%" PRIu64 " bytes", out_bytes + lse_bytes,
                         "at most %" PRIu64 " bytes of inline results in flight; use a region",

@@ -112,7 +112,9 @@ static void fill_rule(const struct srv_rule *rule, struct capabilities *c, size_
         c->phases[i][out->n_phases++] = text("prefill");
     if (rule->phases & SRV_PHASE_DECODE)
         c->phases[i][out->n_phases++] = text("decode");
+    out->min_context_parallel = rule->min_context_parallel;
     out->max_context_parallel = rule->max_context_parallel;
+    out->when_layouts_differ = rule->when_layouts_differ;
     out->host_tiers = c->tiers[i];
     if (rule->host_tiers & SRV_TIER_NONE)
         c->tiers[i][out->n_host_tiers++] = text("none");

@@ -78,10 +78,11 @@ dsa_status svc_parse_append(struct svc_request *request, const Dsa__V1__AppendOp
                             struct srv_job_append *append, struct srv_err *err)
 {
     const struct svc *svc = request->svc;
-    char prefix[32], rows_field[40], rule_field[40];
+    char prefix[32], sequence_field[48], rows_field[40], rule_field[40];
     dsa_status rc;
 
     snprintf(prefix, sizeof(prefix), "%s.", field);
+    snprintf(sequence_field, sizeof(sequence_field), "%s.sequence_id", field);
     snprintf(rows_field, sizeof(rows_field), "%s.rows", field);
     snprintf(rule_field, sizeof(rule_field), "%s.rule", field);
     memset(append, 0, sizeof(*append));
@@ -91,7 +92,7 @@ dsa_status svc_parse_append(struct svc_request *request, const Dsa__V1__AppendOp
     append->strict = op->strict;
     append->position = op->position_value_case == DSA__V1__APPEND_OP__POSITION_VALUE_POSITION ? op->position : UINT64_MAX;
     if (op->sequence_id == 0)
-        return srv_fail(err, DSA_E_NOT_FOUND, "sequence_id", "%d", 0, "no such sequence in this session");
+        return srv_fail(err, DSA_E_NOT_FOUND, sequence_field, "%d", 0, "no such sequence in this session");
     if ((rc = check_layers(svc, append->layer, append->n_layers, prefix, err)) != DSA_OK
         || (rc = parse_rule(svc, op->rule, rule_field, &append->rule, err)) != DSA_OK)
         return rc;
@@ -297,6 +298,7 @@ static dsa_status make_chunk(struct export *export, struct svc_request *request,
     job->u.export.layer = export->layer;
     job->u.export.as_bf16 = export->as_bf16;
     job->u.export.first = export->next;
+    job->u.export.is_exact = export->end != UINT64_MAX;
     job->u.export.n_tokens = left < n_max ? (uint32_t)left : n_max;
     job->u.export.out = request->buffer = malloc((size_t)job->u.export.n_tokens * export->row_bytes);
     job->accesses = wire_arena_get(request->arena, sizeof(*job->accesses));

@@ -82,7 +82,7 @@ static dsa_status begin_session(struct rpc_call *call, const Dsa__V1__SessionOpe
 {
     struct svc *svc = rpc_call_service(call);
     bool is_reattach = open->reattach_token.len > 0;
-    struct svc_lease *lease;
+    struct svc_lease *lease = NULL;
     char text[65];
     dsa_status rc;
 

@@ -23,6 +23,7 @@ struct block {
 struct wire_arena {
     struct block *blocks;
     size_t budget; /* bytes that unpacking may still take */
+    bool is_out_of_memory;
 };
 
 static void *arena_take(struct wire_arena *arena, size_t n)
@@ -50,11 +51,14 @@ static void *arena_take(struct wire_arena *arena, size_t n)
 static void *budget_alloc(void *data, size_t n)
 {
     struct wire_arena *arena = data;
+    void *at;
 
     if (n > arena->budget)
         return NULL;
     arena->budget -= n;
-    return arena_take(arena, n);
+    at = arena_take(arena, n);
+    arena->is_out_of_memory |= !at;
+    return at;
 }
 
 static void budget_free(void *data, void *at)
@@ -72,12 +76,16 @@ dsa_status wire_unpack(const ProtobufCMessageDescriptor *type, const uint8_t *by
 
     if (!arena)
         return srv_fail(err, DSA_E_NO_MEMORY, type->name, "%zu", n, "no memory for the message");
-    /* A message in memory is a few times its size on the wire; a two-byte submessage that costs sixty bytes is the exception,
-     * and a message made of nothing else is not a request. */
-    arena->budget = 65536 + n * 8;
+    /* A message in memory is a few times its size on the wire. A short submessage costs many times its bytes, so small messages
+     * get a larger factor; a large message made of nothing else is not a request. */
+    arena->budget = 65536 + n * 8 + (n < 65536 ? n : 65536) * 24;
     message = protobuf_c_message_unpack(type, &allocator, n, bytes);
     if (!message) {
+        bool is_out_of_memory = arena->is_out_of_memory;
+
         wire_arena_free(arena);
+        if (is_out_of_memory)
+            return srv_fail(err, DSA_E_NO_MEMORY, type->name, "%zu bytes", n, "no memory for the message");
         return srv_fail(err, DSA_E_BAD_REQUEST, type->name, "%zu bytes", n,
                         "not a valid message of this type, or too many parts for its size");
     }
@@ -172,8 +180,7 @@ static dsa_status check_shape(const Dsa__V1__Tensor *tensor, const struct wire_t
 
 /* Strides given or dense, and the bytes from the first element to past the last. Every product is checked. */
 static dsa_status check_strides(const char *field, uint32_t elem, uint32_t rank, size_t n_strides,
-                                const int64_t *strides, bool dense_inner_two, struct wire_tensor *out_p,
-                                uint64_t *span_p, struct srv_err *err)
+                                const int64_t *strides, struct wire_tensor *out_p, uint64_t *span_p, struct srv_err *err)
 {
     uint64_t dense = elem, span = elem;
 
@@ -191,9 +198,6 @@ static dsa_status check_strides(const char *field, uint32_t elem, uint32_t rank,
             if ((uint32_t)i == rank - 1 && stride != elem)
                 return srv_fail(err, DSA_E_BAD_SHAPE, path(field, "strides_bytes", i), "%" PRId64, strides[i],
                                 "the last axis must be dense (%" PRIu32 ")", elem);
-            if (dense_inner_two && (uint32_t)i + 2 == rank && stride != dense)
-                return srv_fail(err, DSA_E_BAD_SHAPE, path(field, "strides_bytes", i), "%" PRId64, strides[i],
-                                "the last two axes must be dense (%" PRIu64 ")", dense);
         }
         if (__builtin_mul_overflow(extent - 1, stride, &reach) || __builtin_add_overflow(span, reach, &span)
             || __builtin_mul_overflow(stride, extent, &dense) || span > INT64_MAX || dense > INT64_MAX)
@@ -262,7 +266,7 @@ dsa_status wire_tensor_get(const struct wire_regions *in, const Dsa__V1__Tensor 
         return srv_fail(err, DSA_E_BAD_REQUEST, rule->field, "%s", "absent", "this tensor is needed");
     if ((rc = check_shape(tensor, rule, &out, err)) != DSA_OK
         || (rc = check_strides(rule->field, elem, rule->rank, tensor->n_strides_bytes, tensor->strides_bytes,
-                               rule->dense_inner_two, &out, &span, err))
+                               &out, &span, err))
                != DSA_OK
         || (rc = check_overlap(rule->field, elem, rule->rank, &out, err)) != DSA_OK)
         return rc;
@@ -301,7 +305,7 @@ dsa_status wire_output_get(const struct wire_regions *in, const Dsa__V1__Output 
 
     memcpy(out.shape, rule->shape, sizeof(out.shape));
     if ((rc = check_strides(rule->field, elem, rule->rank, output->n_strides_bytes, output->strides_bytes,
-                            rule->dense_inner_two, &out, &span, err))
+                            &out, &span, err))
             != DSA_OK
         || (rc = check_overlap(rule->field, elem, rule->rank, &out, err)) != DSA_OK
         || (rc = resolve_region(in, output->region, rule->field, elem, span, true, &out, err)) != DSA_OK)

@@ -19,7 +19,7 @@ struct rpc_call;
  * large one in memory. */
 struct wire_arena;
 
-/* DSA_E_BAD_REQUEST: not a message of this type, or it would need more than its fair memory. *message_p belongs to
+/* DSA_E_BAD_REQUEST: not a message of this type, or it would need more than its fair memory. DSA_E_NO_MEMORY. *message_p belongs to
  * *arena_p; free it with wire_arena_free. Every path of the unpacked message may be read without further checks,
  * but strings are any bytes without NUL. */
 SRV_MUST_CHECK dsa_status wire_unpack(const ProtobufCMessageDescriptor *type, const uint8_t *bytes, size_t n,
@@ -40,7 +40,6 @@ struct wire_tensor_rule {
     Dsa__V1__DType dtype;
     uint32_t rank;
     uint64_t shape[WIRE_MAX_RANK];
-    bool dense_inner_two;     /* the last two axes must be dense together */
 };
 
 /* A tensor, resolved: where it is and how to walk it. region is NULL for inline data; otherwise it holds a use. */

@@ -352,6 +352,15 @@ static dsa_status open_device(struct worker_state *w, struct srv_err *err)
     return take_device_memory(w, err);
 }
 
+static uint32_t power_of_two(uint32_t n)
+{
+    uint32_t p = 2;
+
+    while (p < n)
+        p *= 2;
+    return p;
+}
+
 static dsa_status create_core(struct worker_state *w, struct srv_err *err)
 {
     const struct srv_worker_config *config = &w->config;
@@ -362,7 +371,7 @@ static dsa_status create_core(struct worker_state *w, struct srv_err *err)
         .max_tokens = config->max_sequence_tokens,
     };
     struct srv_batcher_config batcher = {
-        .max_jobs = config->max_queue,
+        .max_jobs = power_of_two(config->max_queue * 2), /* L admits max_queue; ends of sessions come beside them */
         .max_rows = config->batch_rows,
         .max_items = WORKER_MAX_ITEMS,
         .chunk_rows = config->chunk_rows,
@@ -382,15 +391,6 @@ static dsa_status create_core(struct worker_state *w, struct srv_err *err)
     if (!w->slots || !w->segs)
         return srv_fail(err, DSA_E_NO_MEMORY, "worker", "%s", "", "no memory for the launch arrays");
     return DSA_OK;
-}
-
-static uint32_t power_of_two(uint32_t n)
-{
-    uint32_t p = 2;
-
-    while (p < n)
-        p *= 2;
-    return p;
 }
 
 dsa_status srv_worker_start(const struct srv_worker_config *config, struct srv_worker **worker_p, struct srv_err *err)

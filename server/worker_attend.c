@@ -69,10 +69,15 @@ static dsa_status bind_sequence(struct worker_state *w, const struct srv_job *jo
 /* The append that belongs to a request, once, before its first rows. */
 static dsa_status append_first(struct worker_state *w, struct srv_job *job, struct srv_err *err)
 {
+    dsa_status rc;
+
     if (job->u.attend.append.sequence == 0 || job->append_done)
         return DSA_OK;
     job->append_done = true;
-    return worker_run_append(w, job->session, &job->u.attend.append, false, &job->n_tokens, &job->n_nonfinite, err);
+    rc = worker_run_append(w, job->session, &job->u.attend.append, false, &job->n_tokens, &job->n_nonfinite, err);
+    if (rc != DSA_OK)
+        srv_err_prefix(err, "attend.append.");
+    return rc;
 }
 
 /* Adds the segments of one item's rows. */

@@ -73,7 +73,7 @@ static dsa_status append_layer(struct worker_state *w, const struct srv_job_appe
     struct dsk_err cause;
 
     if (dsk_append(w->stream, &args, &cause) != DSK_OK)
-        return srv_fail_dsk(err, &cause, "append.");
+        return srv_fail_dsk(err, &cause, "");
     for (uint32_t i = 0; i < append->n_tokens; i++)
         *n_nonfinite_p += w->append_counts[i];
     return DSA_OK;
@@ -225,6 +225,9 @@ static dsa_status run_export(struct worker_state *w, struct srv_job *job, struct
     if (export->first > export->layer_tokens)
         return srv_fail(err, DSA_E_BAD_RANGE, "first", "%" PRIu64, export->first,
                         "the layer has %" PRIu64 " tokens", export->layer_tokens);
+    if (export->is_exact && export->n_tokens > export->layer_tokens - export->first)
+        return srv_fail(err, DSA_E_BAD_RANGE, "n_tokens", "%" PRIu32, export->n_tokens,
+                        "the layer has %" PRIu64 " tokens from there on", export->layer_tokens - export->first);
     if (export->n_tokens > export->layer_tokens - export->first)
         export->n_tokens = (uint32_t)(export->layer_tokens - export->first);
     if (export->n_tokens == 0)
@@ -243,6 +246,7 @@ static void run_stats(struct worker_state *w, struct srv_job_stats *stats)
 dsa_status worker_run_op(struct worker_state *w, struct srv_job *job, struct srv_piece *piece)
 {
     struct srv_err *err = &piece->err;
+    dsa_status rc;
 
     switch (job->op) {
     case SRV_OP_CREATE:
@@ -254,8 +258,11 @@ dsa_status worker_run_op(struct worker_state *w, struct srv_job *job, struct srv
         return srv_sequence_release(w->sequences, job->session, job->u.sequence.id, err);
     case SRV_OP_APPEND:
     case SRV_OP_IMPORT:
-        return worker_run_append(w, job->session, &job->u.append, job->op == SRV_OP_IMPORT, &piece->n_tokens,
-                                 &piece->n_nonfinite, err);
+        rc = worker_run_append(w, job->session, &job->u.append, job->op == SRV_OP_IMPORT, &piece->n_tokens,
+                               &piece->n_nonfinite, err);
+        if (rc != DSA_OK && job->op == SRV_OP_APPEND)
+            srv_err_prefix(err, "append.");
+        return rc;
     case SRV_OP_EXPORT:
         return run_export(w, job, err);
     case SRV_OP_STATS:

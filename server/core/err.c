@@ -61,3 +61,13 @@ void srv_assert_failed(const char *cond, const char *file, int line)
     fprintf(stderr, "%s:%d: broken invariant: %s\n", file, line, cond);
     abort();
 }
+
+void srv_err_prefix(struct srv_err *err, const char *prefix)
+{
+    char field[sizeof(err->field)];
+
+    if (!err || err->field[0] == '\0')
+        return;
+    snprintf(field, sizeof(field), "%s%s", prefix, err->field);
+    memcpy(err->field, field, sizeof(field));
+}

@@ -39,6 +39,8 @@ __attribute__((format(printf, 7, 8))) dsa_status srv_err_set(struct srv_err *err
                                                              const char *field, const char *file, int line,
                                                              int value_is_set, const char *text, ...);
 void srv_err_clear(struct srv_err *err);
+/* Puts the path of the enclosing message before the field: "append." makes "rows" "append.rows". NULL err is fine. */
+void srv_err_prefix(struct srv_err *err, const char *prefix);
 
 /* A broken invariant ends the process, in release builds too. */
 #define SRV_ASSERT(cond)                                                                                     \

@@ -141,7 +141,7 @@ static dsa_status get_sequence(const struct srv_seqset *set, uint64_t session, u
     struct sequence *seq = find_sequence(set, session, id);
 
     if (!seq)
-        return srv_fail(err, DSA_E_NOT_FOUND, "sequence", "%" PRIu64, id,
+        return srv_fail(err, DSA_E_NOT_FOUND, "sequence_id", "%" PRIu64, id,
                         "this session has no such sequence");
     *seq_p = seq;
     return DSA_OK;
@@ -398,7 +398,7 @@ static dsa_status refuse_begun(const struct sequence *seq, struct srv_err *err)
 {
     if (!seq->begun.is_begun)
         return DSA_OK;
-    return srv_fail(err, DSA_E_PRECONDITION, "sequence", "%" PRIu64, seq->id,
+    return srv_fail(err, DSA_E_PRECONDITION, "sequence_id", "%" PRIu64, seq->id,
                     "an append to this sequence is under way");
 }
 
@@ -443,7 +443,7 @@ static dsa_status check_append(const struct srv_seqset *set, const struct srv_ap
     if (append->n_tokens == 0)
         return srv_fail(err, DSA_E_BAD_REQUEST, "n_tokens", "%s", "0", "an append has at least one token");
     if (append->expected_position != UINT64_MAX && append->expected_position != length)
-        return srv_fail(err, DSA_E_PRECONDITION, "expected_position", "%" PRIu64, append->expected_position,
+        return srv_fail(err, DSA_E_PRECONDITION, "position", "%" PRIu64, append->expected_position,
                         "the layer has %" PRIu64 " tokens", length);
     if (length > set->config.max_tokens || append->n_tokens > set->config.max_tokens - length)
         return srv_fail(err, DSA_E_BAD_RANGE, "n_tokens", "%" PRIu32, append->n_tokens,
@@ -453,14 +453,14 @@ static dsa_status check_append(const struct srv_seqset *set, const struct srv_ap
     return DSA_OK;
 }
 
-/* Which page an append at `position` must copy first. Shared pages are full in every layer, save the last one
- * after a truncate; so it can only be the page that holds `position`, and the ones after it are ours alone.
- * */
-static bool must_copy(const struct srv_seqset *set, const struct sequence *seq, uint64_t position)
+/* Whether an append at `position` must copy the page that it begins in. Shared pages are full in every layer, save
+ * the last one after a truncate; so of the pages it writes, up to i_end, the later ones are ours alone. */
+static bool must_copy(const struct srv_seqset *set, const struct sequence *seq, uint64_t position,
+                      uint32_t i_end)
 {
     uint32_t first = (uint32_t)(position / PAGE_TOKENS);
 
-    for (uint32_t i = first + 1; i < seq->n_table; i++)
+    for (uint32_t i = first + 1; i < seq->n_table && i < i_end; i++)
         SRV_ASSERT(srv_kvpool_refs(set->pool, seq->table[i]) == 1);
     return first < seq->n_table && srv_kvpool_refs(set->pool, seq->table[first]) > 1;
 }
@@ -493,7 +493,7 @@ dsa_status srv_sequence_append_begin(struct srv_seqset *set, const struct srv_ap
     position = seq->layer_tokens[append->layer];
     n_needed = pages_of(position + append->n_tokens);
     n_new = n_needed > seq->n_table ? n_needed - seq->n_table : 0;
-    n_copies = must_copy(set, seq, position) ? 1 : 0;
+    n_copies = must_copy(set, seq, position, n_needed) ? 1 : 0;
     if (!reserve_table(seq, seq->n_table + n_new + n_copies))
         return srv_fail(err, DSA_E_NO_MEMORY, "", "%s", "", "no memory for a longer page table");
     status = srv_kvpool_get(set->pool, n_new + n_copies, seq->table + seq->n_table, err);

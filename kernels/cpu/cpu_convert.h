@@ -1,0 +1,20 @@
+/* cpu_convert.h - the conversions that appends and readers run over whole rows, as plain loops: every
+ * instruction set's file includes this and its flags vectorise them. The operations are exact or IEEE, so
+ * the bytes are the same on all of them. */
+
+/* e4m3(x / scale), NaN as 0. */
+static void quantise(const uint16_t *x, int n, float scale, uint8_t *dst)
+{
+    for (int i = 0; i < n; i++) {
+        uint32_t is_number = (x[i] & 0x7fffu) <= 0x7f80u ? 0xffu : 0;
+        uint32_t code = num_e4m3_from_number(num_bf16_to_f32(x[i]) / scale);
+
+        dst[i] = (uint8_t)(code & is_number);
+    }
+}
+
+static void round_bf16(const float *x, int n, uint16_t *dst)
+{
+    for (int i = 0; i < n; i++)
+        dst[i] = num_bf16_from_f32(x[i]);
+}

@@ -1,0 +1,323 @@
+/* rtt.c - dsa-rtt: the smallest round trip through dsad next to what it stands on, in one run.
+ *
+ *   raw     epoll (or spinning) ping-pong over a unix socket: the kernel
+ *   grpc    bidi echo on bare gRPC core: the library
+ *   dsad    attend of 1 row, 8 heads, width 64, tensors in shared memory; the time in the launch taken off
+ *
+ * Every round runs all cases in turn, so that a drift of the machine meets all of them; ratios are taken within a round.
+ * usage: dsa-rtt --dsad PATH [--requests N] [--rounds N] */
+#include <inttypes.h>
+#include <signal.h>
+#include <spawn.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "client/dsa.h"
+#include "echo.h"
+
+#define MAX_ROUNDS 32
+#define HEADS      8
+#define TOPK       64
+#define INFLIGHT   64
+
+extern char **environ;
+
+enum what { RAW, GRPC, DSAD, N_WHAT };
+static const char *const what_names[] = {"raw", "grpc", "dsad"};
+
+struct figure {
+    double p50, p99, rate;
+};
+
+struct bench {
+    const char *self, *dsad;
+    char dir[64];
+    int n_requests, n_rounds;
+    struct figure figures[N_WHAT][2][MAX_ROUNDS]; /* [what][spin][round] */
+};
+
+/* ---- servers ------------------------------------------------------------------------------------- */
+
+static pid_t launch(const struct bench *bench, enum what what, int spin, char *path, size_t n_path)
+{
+    static int serial;
+    char listen[160], spin_text[8];
+    pid_t pid = -1;
+
+    snprintf(path, n_path, "%s/%d.sock", bench->dir, serial++);
+    snprintf(listen, sizeof(listen), "unix:%s", path);
+    snprintf(spin_text, sizeof(spin_text), "%d", spin);
+    if (what == DSAD) {
+        char *argv[] = {(char *)(uintptr_t)bench->dsad, "--listen", listen, "--pool-pages", "64", "--log-level", "error",
+                        "--spin", spin ? "1s" : "0us", NULL};
+
+        posix_spawn(&pid, bench->dsad, NULL, NULL, argv, environ);
+    } else {
+        char *argv[] = {(char *)(uintptr_t)bench->self, what == RAW ? "--serve-raw" : "--serve-grpc", path, spin_text, NULL};
+
+        posix_spawn(&pid, "/proc/self/exe", NULL, NULL, argv, environ);
+    }
+    return pid;
+}
+
+static void end(pid_t pid)
+{
+    if (pid > 0) {
+        kill(pid, SIGKILL);
+        waitpid(pid, NULL, 0);
+    }
+}
+
+/* ---- the dsad client ------------------------------------------------------------------------------- */
+
+struct attend_case {
+    struct dsa_client *client;
+    struct dsa_memory *memory;
+    struct dsa_segment segment;
+    struct dsa_attend args;
+};
+
+/* One memory: q, indices, then a slot of output per request in flight. */
+static bool prepare(struct attend_case *c, const char *path, int spin)
+{
+    struct dsa_options options = {.spin_us = spin ? 1000000 : 0};
+    const struct dsa_pool *pool;
+    struct dsa_append append = {0};
+    struct dsa_error err;
+    uint16_t *rows;
+    char target[160];
+    uint64_t q_bytes;
+    bool ok;
+
+    snprintf(target, sizeof(target), "unix:%s", path);
+    if (dsa_connect(target, &options, &c->client, &err) != DSA_OK)
+        return false;
+    pool = &dsa_capabilities(c->client)->pools[0];
+    rows = calloc(TOPK * (size_t)pool->d_qk, sizeof(*rows));
+    if (!rows || dsa_sequence_create(c->client, NULL, &append.sequence, &err) != DSA_OK)
+        return false;
+    for (size_t i = 0; i < TOPK * (size_t)pool->d_qk; i++)
+        rows[i] = (uint16_t)(0x3f00 + i % 97); /* values near 0.5 */
+    append.rows = (struct dsa_tensor){.dtype = DSA_DTYPE_BF16, .rank = 2, .shape = {TOPK, pool->d_qk}, .data = rows};
+    ok = dsa_append(c->client, &append, NULL, &err) == DSA_OK
+         && dsa_memory_create(c->client, 1 << 20, DSA_ACCESS_READ_WRITE, &c->memory, &err) == DSA_OK;
+    free(rows);
+    if (!ok)
+        return false;
+    q_bytes = HEADS * (uint64_t)pool->d_qk * 2;
+    for (int32_t i = 0; i < TOPK; i++)
+        memcpy((char *)dsa_memory_data(c->memory) + 65536 + i * 4, &i, sizeof(i));
+    memset(dsa_memory_data(c->memory), 0x3c, q_bytes);
+    c->segment = (struct dsa_segment){append.sequence, 1};
+    c->args = (struct dsa_attend){
+        .n_segments = 1,
+        .segments = &c->segment,
+        .q = {.dtype = DSA_DTYPE_BF16, .rank = 3, .shape = {1, HEADS, pool->d_qk}, .memory = c->memory},
+        .indices = {.dtype = DSA_DTYPE_I32, .rank = 2, .shape = {1, TOPK}, .memory = c->memory, .offset = 65536},
+        .space = DSA_SPACE_LOGICAL,
+        .softmax_scale = 0.04f,
+        .out = {.memory = c->memory, .offset = 131072},
+    };
+    return true;
+}
+
+/* One after the other; the launch's time, as the server reports it, is taken off each. */
+static bool run_single(struct attend_case *c, int n_requests, uint64_t *times)
+{
+    for (int i = 0; i < n_requests; i++) {
+        struct dsa_result result;
+        struct dsa_error err;
+        uint64_t begin = bench_now_ns(), took, device;
+
+        if (dsa_attend(c->client, &c->args, &result, &err) != DSA_OK) {
+            fprintf(stderr, "attend: %s %s\n", err.reason, err.message);
+            return false;
+        }
+        took = bench_now_ns() - begin;
+        device = result.timings.device_us * 1000;
+        times[i] = took > device ? took - device : 0;
+    }
+    return true;
+}
+
+struct flood {
+    struct attend_case *c;
+    int n_left, n_done;
+    bool failed;
+};
+
+static void on_done(struct dsa_request *request, const struct dsa_result *result, void *arg);
+
+static void flood_one(struct flood *flood)
+{
+    struct dsa_request *request;
+
+    if (flood->n_left == 0 || flood->failed)
+        return;
+    flood->n_left--;
+    if (dsa_attend_submit(flood->c->client, NULL, &flood->c->args, on_done, flood, &request, NULL) != DSA_OK)
+        flood->failed = true;
+}
+
+static void on_done(struct dsa_request *request, const struct dsa_result *result, void *arg)
+{
+    struct flood *flood = arg;
+
+    flood->failed |= result->error.code != DSA_OK;
+    flood->n_done++;
+    dsa_request_free(request);
+    flood_one(flood);
+}
+
+static uint64_t run_flood(struct attend_case *c, int n_requests)
+{
+    struct flood flood = {.c = c, .n_left = n_requests};
+    uint64_t begin = bench_now_ns();
+
+    for (int i = 0; i < INFLIGHT; i++)
+        flood_one(&flood);
+    while (flood.n_done < n_requests && !flood.failed)
+        dsa_poll(c->client, 1000000);
+    return flood.failed ? 0 : bench_now_ns() - begin;
+}
+
+/* ---- figures --------------------------------------------------------------------------------------- */
+
+static int compare_u64(const void *a, const void *b)
+{
+    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+
+    return (x > y) - (x < y);
+}
+
+static int compare_double(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+
+    return (x > y) - (x < y);
+}
+
+static double median(double *values, int n)
+{
+    qsort(values, (size_t)n, sizeof(*values), compare_double);
+    return n % 2 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2;
+}
+
+static bool measure_dsad(const char *path, int spin, int n, uint64_t *times, uint64_t *flood_ns_p)
+{
+    struct attend_case c = {0};
+    bool ok = prepare(&c, path, spin) && run_single(&c, n / 10 + 1, times) && run_single(&c, n, times)
+              && (*flood_ns_p = run_flood(&c, n * 4)) > 0;
+
+    dsa_close(c.client);
+    return ok;
+}
+
+static bool measure(struct bench *bench, enum what what, int spin, struct figure *figure)
+{
+    int n = bench->n_requests;
+    uint64_t *times = calloc((size_t)n + 1, sizeof(*times)), flood_ns = 0;
+    char path[128];
+    pid_t pid = launch(bench, what, spin, path, sizeof(path));
+    int probe = bench_connect(path);
+    bool ok = pid > 0 && times && probe >= 0;
+
+    close(probe); /* the socket is there: no client has to back off */
+    if (ok && what == RAW)
+        ok = bench_raw_client(path, spin, n / 10 + 1, NULL) > 0 && bench_raw_client(path, spin, n, times) > 0;
+    else if (ok && what == GRPC)
+        ok = bench_grpc_client(path, spin, n, 1, times) > 0
+             && (flood_ns = bench_grpc_client(path, spin, n * 4, INFLIGHT, NULL)) > 0;
+    else if (ok)
+        ok = measure_dsad(path, spin, n, times, &flood_ns);
+    end(pid);
+    if (ok) {
+        qsort(times, (size_t)n, sizeof(*times), compare_u64);
+        figure->p50 = (double)times[n / 2] / 1e3;
+        figure->p99 = (double)times[n * 99 / 100] / 1e3;
+        figure->rate = flood_ns > 0 ? 4.0 * n / ((double)flood_ns / 1e9) : 0;
+    }
+    free(times);
+    return ok;
+}
+
+static double column(const struct bench *bench, enum what what, int spin, size_t offset, enum what under)
+{
+    double values[MAX_ROUNDS];
+
+    for (int r = 0; r < bench->n_rounds; r++) {
+        const char *mine = (const char *)&bench->figures[what][spin][r];
+        const char *other = (const char *)&bench->figures[under][spin][r];
+
+        values[r] = *(const double *)(const void *)(mine + offset);
+        if (under != N_WHAT)
+            values[r] /= *(const double *)(const void *)(other + offset);
+    }
+    return median(values, bench->n_rounds);
+}
+
+static void report(const struct bench *bench)
+{
+    printf("median of %d rounds, %d round trips each; dsad: 1 row, %d heads, width %d, memfd, launch time taken off\n",
+           bench->n_rounds, bench->n_requests, HEADS, TOPK);
+    printf("%-6s %-5s %10s %10s %14s %12s %12s %14s\n", "what", "spin", "p50 us", "p99 us", "64 fl. msg/s", "p50/grpc",
+           "p99/grpc", "rate/grpc");
+    for (int spin = 0; spin < 2; spin++) {
+        for (int what = 0; what < N_WHAT; what++) {
+            printf("%-6s %-5s %10.1f %10.1f %14.0f", what_names[what], spin ? "yes" : "no",
+                   column(bench, (enum what)what, spin, offsetof(struct figure, p50), N_WHAT),
+                   column(bench, (enum what)what, spin, offsetof(struct figure, p99), N_WHAT),
+                   column(bench, (enum what)what, spin, offsetof(struct figure, rate), N_WHAT));
+            printf(" %12.2f %12.2f %14.2f\n", column(bench, (enum what)what, spin, offsetof(struct figure, p50), GRPC),
+                   column(bench, (enum what)what, spin, offsetof(struct figure, p99), GRPC),
+                   column(bench, (enum what)what, spin, offsetof(struct figure, rate), GRPC));
+        }
+    }
+}
+
+static int run(struct bench *bench)
+{
+    snprintf(bench->dir, sizeof(bench->dir), "/tmp/dsa-rtt.XXXXXX");
+    if (!mkdtemp(bench->dir))
+        return 1;
+    for (int round = 0; round < bench->n_rounds; round++)
+        for (int spin = 0; spin < 2; spin++)
+            for (int i = 0; i < N_WHAT; i++) {
+                enum what what = (enum what)((i + round) % N_WHAT);
+
+                if (!measure(bench, what, spin, &bench->figures[what][spin][round])) {
+                    fprintf(stderr, "dsa-rtt: measuring %s failed\n", what_names[what]);
+                    return 1;
+                }
+            }
+    report(bench);
+    return 0;
+}
+
+int main(int argc, char **argv)
+{
+    struct bench bench = {.self = argv[0], .n_requests = 3000, .n_rounds = 5};
+
+    if (argc == 4 && strcmp(argv[1], "--serve-raw") == 0)
+        return bench_raw_server(argv[2], atoi(argv[3]));
+    if (argc == 4 && strcmp(argv[1], "--serve-grpc") == 0)
+        return bench_grpc_server(argv[2], atoi(argv[3]));
+    for (int i = 1; i + 1 < argc; i += 2) {
+        if (strcmp(argv[i], "--dsad") == 0)
+            bench.dsad = argv[i + 1];
+        else if (strcmp(argv[i], "--requests") == 0)
+            bench.n_requests = atoi(argv[i + 1]);
+        else if (strcmp(argv[i], "--rounds") == 0)
+            bench.n_rounds = atoi(argv[i + 1]);
+    }
+    if (!bench.dsad || bench.n_requests < 100 || bench.n_rounds < 1 || bench.n_rounds > MAX_ROUNDS) {
+        fprintf(stderr, "usage: dsa-rtt --dsad PATH [--requests N >= 100] [--rounds 1..%d]\n", MAX_ROUNDS);
+        return 2;
+    }
+    return run(&bench);
+}
