@@ -16,8 +16,9 @@ struct rpc;
 
 struct srv_loop_hooks {
     void *arg;
-    /* Pass on what the last events produced and take what workers have answered. True if there was something. */
-    bool (*settle)(void *arg);
+    /* Pass on what the last events produced and take what workers have answered. True if there was something. is_busy:
+     * more is coming in than is going out, so leave the work to the workers; otherwise a small job may be done here. */
+    bool (*settle)(void *arg, bool is_busy);
     /* The thread is about to sleep, or is awake again. */
     void (*set_sleeping)(void *arg, bool is_sleeping);
 };

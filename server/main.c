@@ -272,9 +272,9 @@ static void on_tick(void *arg)
 
 /* ---- start ------------------------------------------------------------------------------------------------- */
 
-static bool settle(void *arg)
+static bool settle(void *arg, bool is_busy)
 {
-    return svc_settle(((struct server *)arg)->svc);
+    return svc_settle(((struct server *)arg)->svc, is_busy);
 }
 
 static void set_sleeping(void *arg, bool is_sleeping)
@@ -386,7 +386,7 @@ static void stop(struct server *server)
 {
     srv_timer_close(server->drain_tick);
     srv_worker_stop(server->svc->worker);
-    svc_settle(server->svc);
+    svc_settle(server->svc, true);
     srv_loop_destroy(server->loop);
     rpc_bell_destroy(server->worker_bell);
     rpc_destroy(server->rpc);

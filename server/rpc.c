@@ -55,9 +55,9 @@ struct rpc_call {
     uint64_t send_since_us;          /* when the message in flight was given to gRPC */
     struct rpc_call *prev, *next;    /* all calls */
     unsigned n_tags;                 /* batches in flight; the call is freed at 0 */
-    bool is_reading, is_sending, metadata_sent, is_finishing, finish_wanted, is_closed, is_over;
+    struct rpc_call *next_reader;    /* of those that want their next message */
+    bool is_reading, wants_read, is_sending, metadata_sent, is_finishing, finish_wanted, is_closed, is_over;
     bool send_failed;
-    bool got_message;                /* UNARY */
     int code;
     grpc_slice text;
     uint8_t *details;
@@ -73,10 +73,12 @@ struct rpc {
     grpc_channel *lame;              /* doorbells are calls on it */
     struct arm *arms;                /* armed slots */
     struct rpc_call *calls;
+    struct rpc_call *readers;
     struct tag shutdown_tag;
     struct tag ring_tag;             /* of every bell: a ring may be taken after its bell is gone */
     bool is_shutting_down, is_stopped;
     unsigned n_armed;
+    uint64_t n_messages;             /* received since start */
 };
 
 struct rpc_bell {
@@ -115,12 +117,37 @@ static bool start_batch(struct rpc_call *call, const grpc_op *ops, size_t n_ops,
 
 void rpc_read_next(struct rpc_call *call)
 {
+    if (call->is_reading || call->wants_read || call->is_over || call->is_finishing)
+        return;
+    call->wants_read = true;
+    call->n_tags++; /* the list holds the call like a batch does */
+    call->next_reader = call->rpc->readers;
+    call->rpc->readers = call;
+}
+
+static void start_read(struct rpc_call *call)
+{
     grpc_op op = {.op = GRPC_OP_RECV_MESSAGE};
 
-    if (call->is_reading || call->is_over || call->is_finishing)
+    if (call->is_over || call->is_finishing)
         return;
     op.data.recv_message.recv_message = &call->read_buffer;
     call->is_reading = start_batch(call, &op, 1, &call->read_tag);
+}
+
+bool rpc_flush(struct rpc *rpc)
+{
+    struct rpc_call *call = rpc->readers, *next;
+    bool any = call != NULL;
+
+    rpc->readers = NULL;
+    for (; call; call = next) {
+        next = call->next_reader;
+        call->wants_read = false;
+        start_read(call);
+        call_unref(call);
+    }
+    return any;
 }
 
 static void deliver(struct rpc_call *call, grpc_byte_buffer *buffer)
@@ -158,7 +185,7 @@ static void on_read(struct tag *tag, bool ok)
     call->is_reading = false;
     call->read_buffer = NULL;
     if (buffer && !call->is_over && !call->finish_wanted) {
-        call->got_message = true;
+        call->rpc->n_messages++;
         deliver(call, buffer);
     } else if (!buffer && !call->is_over && !call->finish_wanted && !grpc_call_failed_before_recv_message(call->call)) {
         if (call->method->shape != RPC_STREAM)
@@ -491,6 +518,11 @@ void rpc_check_stalls(struct rpc *rpc, uint64_t now_us)
     }
 }
 
+uint64_t rpc_message_count(const struct rpc *rpc)
+{
+    return rpc->n_messages;
+}
+
 /* ---- the small accessors ------------------------------------------------------------------------ */
 
 void *rpc_call_service(const struct rpc_call *call)
@@ -627,7 +659,7 @@ void rpc_destroy(struct rpc *rpc)
 
     if (!rpc)
         return;
-    SRV_ASSERT(rpc_is_down(rpc));
+    SRV_ASSERT(rpc_is_down(rpc) && !rpc->readers);
     grpc_channel_destroy(rpc->lame);
     grpc_completion_queue_shutdown(rpc->cq);
     do {

@@ -61,6 +61,12 @@ void rpc_add_fd(struct rpc *rpc, int fd);
 /* Handle one event, waiting for it up to wait_us (0 = only look; UINT64_MAX = for ever). False: none came. */
 bool rpc_step(struct rpc *rpc, uint64_t wait_us);
 
+/* Starts the reads that were asked for. After the answers to what has been read were sent: gRPC then puts its window updates
+ * into the answers' writes instead of making writes of their own. True if there were any. */
+bool rpc_flush(struct rpc *rpc);
+
+uint64_t rpc_message_count(const struct rpc *rpc); /* messages received since start */
+
 /* Ends calls that stalled. Cheap; every second or so. */
 void rpc_check_stalls(struct rpc *rpc, uint64_t now_us);
 
@@ -93,7 +99,8 @@ void rpc_send(struct rpc_call *call, struct rpc_message *message); /* takes the 
 void rpc_finish(struct rpc_call *call, int code, const char *text, const void *details, size_t n_details);
 bool rpc_is_finished(const struct rpc_call *call); /* finish was called, or the client is gone */
 
-void rpc_read_next(struct rpc_call *call); /* STREAM: ask for the next message; harmless when one is asked for */
+/* STREAM: ask for the next message; harmless when one is asked for. Takes effect with the next rpc_flush. */
+void rpc_read_next(struct rpc_call *call);
 size_t rpc_queued_bytes(const struct rpc_call *call);
 
 /* gRPC's own log lines go to the server's log, and its lock-order detector is set as production wants. Once, before

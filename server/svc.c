@@ -313,7 +313,7 @@ static void retry_ends(struct svc *svc)
             lease_end_if_quiet(lease);
 }
 
-bool svc_settle(struct svc *svc)
+bool svc_settle(struct svc *svc, bool is_busy)
 {
     struct srv_piece *piece;
     bool worked = false;
@@ -321,7 +321,7 @@ bool svc_settle(struct svc *svc)
     if (svc->n_ends_waiting > 0)
         retry_ends(svc);
     if (svc->n_unkicked > 0) {
-        bool is_small = svc->unkicked_cost <= svc->config->inline_flops && svc->config->inline_flops > 0;
+        bool is_small = !is_busy && svc->unkicked_cost < svc->config->inline_flops;
 
         svc->n_unkicked = 0;
         svc->unkicked_cost = 0;

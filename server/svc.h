@@ -98,7 +98,7 @@ struct svc {
 SRV_MUST_CHECK dsa_status svc_create(const struct srv_config *config, struct svc **svc_p, struct srv_err *err);
 void svc_destroy(struct svc *svc); /* nothing is in flight any more */
 const struct rpc_method *svc_methods(size_t *n_methods_p);
-bool svc_settle(struct svc *svc);                           /* loop hook */
+bool svc_settle(struct svc *svc, bool is_busy);             /* loop hook */
 void svc_set_sleeping(struct svc *svc, bool is_sleeping);   /* loop hook */
 void svc_tick(struct svc *svc);                             /* a few times a second: leases, stalls */
 void svc_begin_drain(struct svc *svc);                      /* refuse what is new, turn readiness off */
