@@ -1,24 +1,26 @@
 /* dsa.h - client library of dsad: sparse attention over a paged, quantised latent KV cache, by handle.
  *
- * A client is one connection and one session. Everything made through it (memory, sequences, requests) belongs to
- * the session and is given back by the server when the client closes or dies.
+ * A client is one connection and one session. Everything made through it (memory, sequences, requests)
+ * belongs to the session and is given back by the server when the client closes or dies.
  *
- * Threads    One client is used by one thread at a time; different clients are independent. There is no thread
- *            between you and the socket: a call pumps the connection on the caller's thread. A small keeper thread
- *            of the library only sends heartbeats while you compute; it never runs your callbacks.
- * Callbacks  Run inside dsa_poll, dsa_wait, dsa_wait_all and dsa_attend, on the caller's thread and with no lock
- *            held: they may call any function of this header except dsa_close and dsa_abandon.
- * Errors     Functions return DSA_OK (0) or a negative dsa_status. `err` may be NULL; otherwise it is filled on
- *            failure and untouched on success. Out-arguments (suffix _p) are written only on success. Every call
- *            that talks to the server can also return, beside the codes named at the function:
+ * Threads    One client is used by one thread at a time; different clients are independent. There is no
+ *            thread between you and the socket: a call pumps the connection on the caller's thread. A small
+ *            keeper thread of the library only sends heartbeats while you compute; it never runs your
+ *            callbacks.
+ * Callbacks  Run inside dsa_poll, dsa_wait, dsa_wait_all and dsa_attend, on the caller's thread and with no
+ *            lock held: they may call any function of this header except dsa_close and dsa_abandon.
+ * Errors     Functions return DSA_OK (0) or a negative dsa_status. `err` may be NULL; otherwise it is filled
+ *            on failure and untouched on success. Out-arguments (suffix _p) are written only on success.
+ *            Every call that talks to the server can also return, beside the codes named at the function:
  *              DSA_E_CONNECT    the connection or the server is gone
  *              DSA_E_TIMEOUT    no answer within options.rpc_timeout_us
  *              DSA_E_PROTOCOL   an answer that cannot be understood
  *              DSA_E_TOO_LARGE  the message is beyond Limits.max_message_bytes (checked before it is sent)
  *              DSA_E_NO_SESSION, DSA_E_SESSION_EXPIRED   the lease is over; close the client
  *              DSA_E_DRAINING, DSA_E_NO_MEMORY, DSA_E_INTERNAL
- * Units      Sizes and strides in bytes, times in microseconds, tensors row-major and little endian. Axes: s_q query
- *            rows, h_q heads, d_qk key width, d_v value width, topk index width. bf16 travels as uint16_t. */
+ * Units      Sizes and strides in bytes, times in microseconds, tensors row-major and little endian. Axes:
+ *            s_q query rows, h_q heads, d_qk key width, d_v value width, topk index width. bf16 travels as
+ *            uint16_t. */
 #ifndef DSA_H
 #define DSA_H
 
@@ -43,7 +45,7 @@ struct dsa_stream;
 struct dsa_memory;
 struct dsa_request;
 
-/* ---- errors ------------------------------------------------------------------------------------------- */
+/* ---- errors ---------------------------------------------------------------------------------- */
 
 /* Largest thing that an error ruins. */
 enum dsa_scope {
@@ -56,7 +58,7 @@ enum dsa_scope {
 
 struct dsa_error {
     dsa_status code;
-    int32_t grpc_code;       /* google.rpc.Code */
+    int32_t grpc_code; /* google.rpc.Code */
     enum dsa_scope scope;
     uint64_t retry_after_us; /* > 0: the same request may succeed after this long */
     char reason[32];         /* stable word, e.g. "NO_PAGES" */
@@ -72,30 +74,30 @@ DSA_API const char *dsa_status_text(dsa_status status);   /* one phrase. Any thr
 /* "NO_PAGES: the pool has 3 free pages (append.rows = 400)" into text, always terminated. Any thread. */
 DSA_API void dsa_error_text(const struct dsa_error *err, char *text, size_t size);
 
-/* ---- connection and session ----------------------------------------------------------------------------- */
+/* ---- connection and session ------------------------------------------------------------------ */
 
 /* Called once, from dsa_poll or dsa_wait, when the session ended without dsa_close. */
 typedef void (*dsa_lost_fn)(struct dsa_client *client, const struct dsa_error *why, void *arg);
 
 struct dsa_options {
-    const char *client_name;     /* for the server's logs, at most 64 bytes; NULL = "libdsa" */
-    uint64_t connect_timeout_us; /* 0 = 5 s */
-    uint64_t rpc_timeout_us;     /* unary calls; 0 = 30 s */
-    uint64_t lease_us;           /* 0 = the server's default */
-    uint64_t grace_us;           /* how long the session outlives a broken connection; 0 = not at all */
+    const char *client_name;       /* for the server's logs, at most 64 bytes; NULL = "libdsa" */
+    uint64_t connect_timeout_us;   /* 0 = 5 s */
+    uint64_t rpc_timeout_us;       /* unary calls; 0 = 30 s */
+    uint64_t lease_us;             /* 0 = the server's default */
+    uint64_t grace_us;             /* how long the session outlives a broken connection; 0 = not at all */
     const uint8_t *reattach_token; /* DSA_TOKEN_BYTES of a session in its grace time; NULL = a new session */
-    const char *fd_socket;       /* path where this process finds the fd socket; NULL = as the server says */
-    uint32_t spin_us;            /* how long a waiting call polls before it sleeps: latency for CPU time */
-    bool no_session;             /* only capabilities, stats, health and drain will be called */
-    dsa_lost_fn on_lost;         /* may be NULL */
+    const char *fd_socket; /* path where this process finds the fd socket; NULL = as the server says */
+    uint32_t spin_us;      /* how long a waiting call polls before it sleeps: latency for CPU time */
+    bool no_session;       /* only capabilities, stats, health and drain will be called */
+    dsa_lost_fn on_lost;   /* may be NULL */
     void *on_lost_arg;
 };
 
-/* Connects to "unix:/path" or "host:port", reads the capabilities and opens the session. `options` may be NULL and
- * is not kept. The client is the caller's until dsa_close.
- * DSA_E_CONNECT (nobody answers within the timeout), DSA_E_BAD_REQUEST (target or options), DSA_E_BAD_RANGE (lease or
- * grace beyond the server's limit), DSA_E_LIMIT (too many sessions), DSA_E_NO_SESSION or DSA_E_PRECONDITION
- * (reattach), DSA_E_SYSTEM (the keeper thread cannot start). */
+/* Connects to "unix:/path" or "host:port", reads the capabilities and opens the session. `options` may be
+ * NULL and is not kept. The client is the caller's until dsa_close.
+ * DSA_E_CONNECT (nobody answers within the timeout), DSA_E_BAD_REQUEST (target or options), DSA_E_BAD_RANGE
+ * (lease or grace beyond the server's limit), DSA_E_LIMIT (too many sessions), DSA_E_NO_SESSION or
+ * DSA_E_PRECONDITION (reattach), DSA_E_SYSTEM (the keeper thread cannot start). */
 DSA_API DSA_MUST_CHECK dsa_status dsa_connect(const char *target, const struct dsa_options *options,
                                               struct dsa_client **client_p, struct dsa_error *err);
 
@@ -112,18 +114,18 @@ struct dsa_session_info {
     uint64_t lease_us; /* as granted */
     uint64_t grace_us;
     bool reattached;
-    bool is_alive;     /* false once the session stream has ended */
+    bool is_alive;         /* false once the session stream has ended */
     uint64_t n_heartbeats; /* answered by the server */
 };
 
 DSA_API void dsa_session_info(struct dsa_client *client, struct dsa_session_info *info_p);
 
-/* Handles what has arrived and runs due callbacks. timeout_us 0 returns at once; otherwise waits until at least one
- * request has completed or the time is over. Returns how many requests completed.
+/* Handles what has arrived and runs due callbacks. timeout_us 0 returns at once; otherwise waits until at
+ * least one request has completed or the time is over. Returns how many requests completed.
  * Never fails: a lost connection completes every pending request with DSA_E_CONNECT. */
 DSA_API uint32_t dsa_poll(struct dsa_client *client, uint64_t timeout_us);
 
-/* ---- what the server is ------------------------------------------------------------------------------------ */
+/* ---- what the server is ---------------------------------------------------------------------- */
 
 enum dsa_layout {
     DSA_LAYOUT_NONE = 0,
@@ -136,7 +138,13 @@ enum dsa_layout {
     DSA_LAYOUT_RAW_512_64 = 7,
 };
 
-enum dsa_dtype { DSA_DTYPE_NONE = 0, DSA_DTYPE_BF16 = 1, DSA_DTYPE_F32 = 2, DSA_DTYPE_I32 = 3, DSA_DTYPE_U8 = 4 };
+enum dsa_dtype {
+    DSA_DTYPE_NONE = 0,
+    DSA_DTYPE_BF16 = 1,
+    DSA_DTYPE_F32 = 2,
+    DSA_DTYPE_I32 = 3,
+    DSA_DTYPE_U8 = 4
+};
 
 enum dsa_rule { DSA_RULE_DEFAULT = 0, DSA_RULE_PLAIN = 1, DSA_RULE_POW2 = 2 };
 
@@ -163,7 +171,8 @@ struct dsa_pool {
 struct dsa_limits {
     uint64_t max_message_bytes, max_inline_bytes, max_region_bytes, max_sequence_tokens;
     uint64_t max_lease_us, max_grace_us, stall_timeout_us;
-    uint32_t max_rows, max_segments, max_heads, max_topk, max_append_rows, max_sessions, max_regions_per_session;
+    uint32_t max_rows, max_segments, max_heads, max_topk, max_append_rows, max_sessions,
+        max_regions_per_session;
     uint32_t max_sequences_per_session, max_inflight_per_stream, max_queue, chunk_rows, max_streams;
 };
 
@@ -200,7 +209,8 @@ struct dsa_stats {
     uint32_t n_pools; /* entries in pools; further pools are left out */
     struct dsa_pool_stats pools[8];
     uint32_t n_sessions, n_regions;
-    uint64_t region_bytes, n_requests, n_rows, n_invalid_indices, n_nonfinite, n_rejected, n_batches, uptime_us;
+    uint64_t region_bytes, n_requests, n_rows, n_invalid_indices, n_nonfinite, n_rejected, n_batches,
+        uptime_us;
     uint64_t n_sessions_reclaimed;
 };
 
@@ -208,27 +218,33 @@ struct dsa_stats {
 DSA_API DSA_MUST_CHECK dsa_status dsa_stats(struct dsa_client *client, struct dsa_stats *stats_p,
                                             struct dsa_error *err);
 
-/* grpc.health.v1: *is_serving_p for `service` ("" = the whole server). DSA_E_NOT_FOUND for an unknown service. */
-DSA_API DSA_MUST_CHECK dsa_status dsa_health(struct dsa_client *client, const char *service, bool *is_serving_p,
-                                             struct dsa_error *err);
+/* grpc.health.v1: *is_serving_p for `service` ("" = the whole server). DSA_E_NOT_FOUND for an unknown
+ * service. */
+DSA_API DSA_MUST_CHECK dsa_status dsa_health(struct dsa_client *client, const char *service,
+                                             bool *is_serving_p, struct dsa_error *err);
 
-/* Asks the server to finish what runs and to end. grace_us 0 = the server's. DSA_E_ACCESS, DSA_E_UNIMPLEMENTED. */
-DSA_API DSA_MUST_CHECK dsa_status dsa_drain(struct dsa_client *client, uint64_t grace_us, struct dsa_error *err);
+/* Asks the server to finish what runs and to end. grace_us 0 = the server's. DSA_E_ACCESS,
+ * DSA_E_UNIMPLEMENTED. */
+DSA_API DSA_MUST_CHECK dsa_status dsa_drain(struct dsa_client *client, uint64_t grace_us,
+                                            struct dsa_error *err);
 
-/* ---- shared memory -------------------------------------------------------------------------------------------- */
+/* ---- shared memory --------------------------------------------------------------------------- */
 
-enum dsa_access { DSA_ACCESS_READ = 1, DSA_ACCESS_READ_WRITE = 2 }; /* what the server may do; outputs need WRITE */
+enum dsa_access {
+    DSA_ACCESS_READ = 1,
+    DSA_ACCESS_READ_WRITE = 2
+}; /* what the server may do; outputs need WRITE */
 
-/* Makes a sealed memfd of `bytes`, maps it and registers it with the server. Zero-filled. The memory is the caller's
- * until dsa_memory_destroy or dsa_close.
- * DSA_E_SYSTEM (memfd, mmap or socket call), DSA_E_BAD_FD, DSA_E_LIMIT, DSA_E_TOO_LARGE, DSA_E_UNSUPPORTED (the
- * server takes no file descriptors). */
+/* Makes a sealed memfd of `bytes`, maps it and registers it with the server. Zero-filled. The memory is the
+ * caller's until dsa_memory_destroy or dsa_close.
+ * DSA_E_SYSTEM (memfd, mmap or socket call), DSA_E_BAD_FD, DSA_E_LIMIT, DSA_E_TOO_LARGE, DSA_E_UNSUPPORTED
+ * (the server takes no file descriptors). */
 DSA_API DSA_MUST_CHECK dsa_status dsa_memory_create(struct dsa_client *client, uint64_t bytes,
                                                     enum dsa_access access, struct dsa_memory **memory_p,
                                                     struct dsa_error *err);
 
-/* The same over the caller's own memfd, which must carry F_SEAL_SHRINK: `bytes` from base_offset (a multiple of
- * 4096). `fd` stays the caller's and may be closed at once. Also DSA_E_BAD_RANGE. */
+/* The same over the caller's own memfd, which must carry F_SEAL_SHRINK: `bytes` from base_offset (a multiple
+ * of 4096). `fd` stays the caller's and may be closed at once. Also DSA_E_BAD_RANGE. */
 DSA_API DSA_MUST_CHECK dsa_status dsa_memory_import(struct dsa_client *client, int fd, uint64_t base_offset,
                                                     uint64_t bytes, enum dsa_access access,
                                                     struct dsa_memory **memory_p, struct dsa_error *err);
@@ -236,14 +252,14 @@ DSA_API DSA_MUST_CHECK dsa_status dsa_memory_import(struct dsa_client *client, i
 DSA_API void *dsa_memory_data(const struct dsa_memory *memory); /* first byte, page aligned */
 DSA_API uint64_t dsa_memory_bytes(const struct dsa_memory *memory);
 
-/* Waits until no request of this client uses the memory (their callbacks run later, in dsa_poll), unregisters and
- * unmaps it. The memory is freed whatever is returned. NULL is allowed. */
+/* Waits until no request of this client uses the memory (their callbacks run later, in dsa_poll), unregisters
+ * and unmaps it. The memory is freed whatever is returned. NULL is allowed. */
 DSA_API dsa_status dsa_memory_destroy(struct dsa_memory *memory, struct dsa_error *err);
 
-/* ---- tensors ----------------------------------------------------------------------------------------------------- */
+/* ---- tensors --------------------------------------------------------------------------------- */
 
-/* By value (data) or by place (memory + offset); exactly one of the two. All strides 0 = dense; with data the tensor
- * must be dense. `data` is read before the submitting function returns. */
+/* By value (data) or by place (memory + offset); exactly one of the two. All strides 0 = dense; with data the
+ * tensor must be dense. `data` is read before the submitting function returns. */
 struct dsa_tensor {
     enum dsa_dtype dtype;
     uint32_t rank; /* 1..DSA_MAX_RANK */
@@ -254,15 +270,15 @@ struct dsa_tensor {
     uint64_t offset;
 };
 
-/* ---- sequences ------------------------------------------------------------------------------------------------------ */
+/* ---- sequences ------------------------------------------------------------------------------- */
 
 struct dsa_sequence {
-    uint64_t id;             /* never 0 */
-    uint64_t n_tokens;       /* present in every layer */
+    uint64_t id;       /* never 0 */
+    uint64_t n_tokens; /* present in every layer */
     uint64_t n_pages, n_pages_shared;
     uint32_t n_layer_tokens; /* dsa_sequence_get only */
     uint64_t *layer_tokens;
-    uint32_t n_page_ids;     /* dsa_sequence_get only, where the server allows physical indices */
+    uint32_t n_page_ids; /* dsa_sequence_get only, where the server allows physical indices */
     int32_t *page_ids;
 };
 
@@ -270,14 +286,14 @@ struct dsa_sequence {
 DSA_API DSA_MUST_CHECK dsa_status dsa_sequence_create(struct dsa_client *client, const char *device_uuid,
                                                       uint64_t *id_p, struct dsa_error *err);
 
-/* A new sequence with the first n_tokens of `source` (0 = all), sharing its pages. DSA_E_NOT_FOUND, DSA_E_BAD_RANGE,
- * DSA_E_NO_PAGES, DSA_E_LIMIT. */
-DSA_API DSA_MUST_CHECK dsa_status dsa_sequence_fork(struct dsa_client *client, uint64_t source, uint64_t n_tokens,
-                                                    uint64_t *id_p, struct dsa_error *err);
+/* A new sequence with the first n_tokens of `source` (0 = all), sharing its pages. DSA_E_NOT_FOUND,
+ * DSA_E_BAD_RANGE, DSA_E_NO_PAGES, DSA_E_LIMIT. */
+DSA_API DSA_MUST_CHECK dsa_status dsa_sequence_fork(struct dsa_client *client, uint64_t source,
+                                                    uint64_t n_tokens, uint64_t *id_p, struct dsa_error *err);
 
 /* Keeps the first n_tokens, in every layer. DSA_E_NOT_FOUND, DSA_E_BAD_RANGE. */
-DSA_API DSA_MUST_CHECK dsa_status dsa_sequence_truncate(struct dsa_client *client, uint64_t id, uint64_t n_tokens,
-                                                        struct dsa_error *err);
+DSA_API DSA_MUST_CHECK dsa_status dsa_sequence_truncate(struct dsa_client *client, uint64_t id,
+                                                        uint64_t n_tokens, struct dsa_error *err);
 
 /* Gives the sequence and its pages back. DSA_E_NOT_FOUND. */
 DSA_API DSA_MUST_CHECK dsa_status dsa_sequence_release(struct dsa_client *client, uint64_t id,
@@ -291,8 +307,8 @@ DSA_API void dsa_sequence_fini(struct dsa_sequence *sequence);
 /* Rows to add at the end of a sequence. */
 struct dsa_append {
     uint64_t sequence;
-    uint32_t layer;    /* first layer */
-    uint32_t n_layers; /* 0 = 1 */
+    uint32_t layer;         /* first layer */
+    uint32_t n_layers;      /* 0 = 1 */
     struct dsa_tensor rows; /* BF16 [n, d_qk], or [n_layers, n, d_qk] */
     enum dsa_rule rule;
     bool strict;       /* refuse NaN and infinities instead of counting them */
@@ -301,7 +317,7 @@ struct dsa_append {
 };
 
 struct dsa_append_result {
-    uint64_t n_tokens;    /* the first layer's length after the append */
+    uint64_t n_tokens; /* the first layer's length after the append */
     uint64_t n_nonfinite;
 };
 
@@ -314,12 +330,13 @@ DSA_API DSA_MUST_CHECK dsa_status dsa_append(struct dsa_client *client, const st
  * dsa_append, and DSA_E_BAD_LAYOUT. */
 DSA_API DSA_MUST_CHECK dsa_status dsa_import(struct dsa_client *client, uint64_t sequence, uint32_t layer,
                                              uint32_t n_layers, enum dsa_layout layout,
-                                             const struct dsa_tensor *rows, struct dsa_append_result *result_p,
-                                             struct dsa_error *err);
+                                             const struct dsa_tensor *rows,
+                                             struct dsa_append_result *result_p, struct dsa_error *err);
 
-/* One chunk of an export; `rows` is valid during the call. Not DSA_OK ends the export, which returns that value.
- * Must not call the library. */
-typedef dsa_status (*dsa_rows_fn)(uint64_t first, uint32_t n_tokens, const void *rows, size_t n_bytes, void *arg);
+/* One chunk of an export; `rows` is valid during the call. Not DSA_OK ends the export, which returns that
+ * value. Must not call the library. */
+typedef dsa_status (*dsa_rows_fn)(uint64_t first, uint32_t n_tokens, const void *rows, size_t n_bytes,
+                                  void *arg);
 
 /* Reads tokens [first, first + n_tokens) of one layer back (n_tokens 0 = to the end), as stored bytes (U8) or
  * dequantised (BF16), in order, chunk by chunk. DSA_E_NOT_FOUND, DSA_E_BAD_RANGE, DSA_E_BAD_SHAPE (dtype). */
@@ -327,7 +344,7 @@ DSA_API DSA_MUST_CHECK dsa_status dsa_export(struct dsa_client *client, uint64_t
                                              uint64_t first, uint64_t n_tokens, enum dsa_dtype dtype,
                                              dsa_rows_fn fn, void *arg, struct dsa_error *err);
 
-/* ---- attend ------------------------------------------------------------------------------------------------------------ */
+/* ---- attend ---------------------------------------------------------------------------------- */
 
 enum dsa_space { DSA_SPACE_LOGICAL = 1, DSA_SPACE_PHYSICAL = 2 };
 
@@ -337,11 +354,11 @@ struct dsa_segment {
     uint32_t n_rows;
 };
 
-/* Where a result goes: into `data` of this process, dense, filled as replies arrive and complete when the request is;
- * or into registered memory, written by the server. */
+/* Where a result goes: into `data` of this process, dense, filled as replies arrive and complete when the
+ * request is; or into registered memory, written by the server. */
 struct dsa_output {
-    enum dsa_dtype dtype; /* out: BF16 (also NONE) or F32; lse: F32 (also NONE) */
-    void *data;           /* dense size; must stay valid until the request is done or freed */
+    enum dsa_dtype dtype;            /* out: BF16 (also NONE) or F32; lse: F32 (also NONE) */
+    void *data;                      /* dense size; must stay valid until the request is done or freed */
     const struct dsa_memory *memory; /* READ_WRITE */
     uint64_t offset;
     int64_t strides_bytes[3]; /* memory only; all 0 = dense */
@@ -357,9 +374,9 @@ struct dsa_attend {
     const struct dsa_tensor *lengths; /* I32 [s_q], or NULL */
     const struct dsa_tensor *sink;    /* F32 [h_q], or NULL */
     float softmax_scale;
-    struct dsa_output out;     /* [s_q, h_q, d_v] */
+    struct dsa_output out; /* [s_q, h_q, d_v] */
     bool want_lse;
-    struct dsa_output lse;     /* [s_q, h_q] */
+    struct dsa_output lse;           /* [s_q, h_q] */
     const struct dsa_append *append; /* done first, or NULL */
     bool batch_invariant;
     const char *phase;         /* "prefill", "decode" or NULL */
@@ -378,38 +395,42 @@ struct dsa_result {
     uint32_t n_rows;        /* query rows answered */
     uint64_t n_invalid;     /* index entries out of range, other than -1 */
     uint64_t n_nonfinite;
-    uint64_t n_tokens;      /* after the append of this request, if it had one */
+    uint64_t n_tokens; /* after the append of this request, if it had one */
     struct dsa_timings timings;
-    uint64_t elapsed_us;    /* submit to completion, here */
+    uint64_t elapsed_us; /* submit to completion, here */
 };
 
 /* Called once per request that was submitted with it. The request may be freed inside. */
 typedef void (*dsa_done_fn)(struct dsa_request *request, const struct dsa_result *result, void *arg);
 
-/* An Attend stream. Operations of one stream on one sequence take effect in the order sent. Every client has one by
- * itself (pass NULL for `stream` below); a further one is an independent order. DSA_E_LIMIT. */
+/* An Attend stream. Operations of one stream on one sequence take effect in the order sent. Every client has
+ * one by itself (pass NULL for `stream` below); a further one is an independent order. DSA_E_LIMIT. */
 DSA_API DSA_MUST_CHECK dsa_status dsa_stream_open(struct dsa_client *client, struct dsa_stream **stream_p,
                                                   struct dsa_error *err);
-/* Cancels what is pending (their callbacks run in the next dsa_poll with DSA_E_CANCELLED) and frees the stream. */
+/* Cancels what is pending (their callbacks run in the next dsa_poll with DSA_E_CANCELLED) and frees the
+ * stream. */
 DSA_API void dsa_stream_close(struct dsa_stream *stream);
 
-/* Sends the request and returns at once. `args` and everything it points to except output buffers may be reused
- * afterwards; registered memory must stay untouched until completion. With `done`, it is called from dsa_poll or
- * dsa_wait; without, use dsa_wait. The request stays the caller's until dsa_request_free.
- * On failure nothing was sent and `done` is never called: DSA_E_BAD_REQUEST, DSA_E_BAD_SHAPE (a tensor or output that
- * is neither by value nor by place), DSA_E_QUEUE_FULL (Limits.max_inflight_per_stream are unanswered: dsa_poll, then
- * try again), DSA_E_NO_MEMORY, DSA_E_CONNECT. The server's refusals come in the result. */
+/* Sends the request and returns at once. `args` and everything it points to except output buffers may be
+ * reused afterwards; registered memory must stay untouched until completion. With `done`, it is called from
+ * dsa_poll or dsa_wait; without, use dsa_wait. The request stays the caller's until dsa_request_free.
+ * On failure nothing was sent and `done` is never called: DSA_E_BAD_REQUEST, DSA_E_BAD_SHAPE (a tensor or
+ * output that is neither by value nor by place), DSA_E_QUEUE_FULL (Limits.max_inflight_per_stream are
+ * unanswered: dsa_poll, then try again), DSA_E_NO_MEMORY, DSA_E_CONNECT. The server's refusals come in the
+ * result. */
 DSA_API DSA_MUST_CHECK dsa_status dsa_attend_submit(struct dsa_client *client, struct dsa_stream *stream,
-                                                    const struct dsa_attend *args, dsa_done_fn done, void *arg,
-                                                    struct dsa_request **request_p, struct dsa_error *err);
+                                                    const struct dsa_attend *args, dsa_done_fn done,
+                                                    void *arg, struct dsa_request **request_p,
+                                                    struct dsa_error *err);
 
 /* The same for an append alone; result.n_tokens is the length afterwards. */
 DSA_API DSA_MUST_CHECK dsa_status dsa_append_submit(struct dsa_client *client, struct dsa_stream *stream,
-                                                    const struct dsa_append *args, dsa_done_fn done, void *arg,
-                                                    struct dsa_request **request_p, struct dsa_error *err);
+                                                    const struct dsa_append *args, dsa_done_fn done,
+                                                    void *arg, struct dsa_request **request_p,
+                                                    struct dsa_error *err);
 
-/* Waits for one request (timeout_us 0 = without limit) and returns its status; callbacks of others that complete
- * meanwhile run too. DSA_E_TIMEOUT leaves it pending. */
+/* Waits for one request (timeout_us 0 = without limit) and returns its status; callbacks of others that
+ * complete meanwhile run too. DSA_E_TIMEOUT leaves it pending. */
 DSA_API dsa_status dsa_wait(struct dsa_request *request, uint64_t timeout_us, struct dsa_error *err);
 
 /* Waits until nothing is pending on the client. DSA_E_TIMEOUT. */
@@ -425,8 +446,8 @@ DSA_API const struct dsa_result *dsa_request_result(const struct dsa_request *re
 /* Asks the server to drop the request. It still completes: with DSA_E_CANCELLED, or as it would have. */
 DSA_API void dsa_request_cancel(struct dsa_request *request);
 
-/* Frees it. One that is still pending is cancelled and its buffers are no longer written by this process; a region
- * output may be until dsa_memory_destroy. Its callback is not called any more. NULL is allowed. */
+/* Frees it. One that is still pending is cancelled and its buffers are no longer written by this process; a
+ * region output may be until dsa_memory_destroy. Its callback is not called any more. NULL is allowed. */
 DSA_API void dsa_request_free(struct dsa_request *request);
 
 /* One call: submit and wait, on the client's own stream. result_p may be NULL. */

@@ -34,15 +34,15 @@ extern "C" {
 /* ---- status ------------------------------------------------------------------------------ */
 
 /* name, value, text */
-#define DSK_STATUS_MAP(X)                                                                \
-    X(DSK_OK, 0, "ok")                                                                   \
-    X(DSK_E_BAD_ARGUMENT, -1, "an argument is outside its range")                        \
-    X(DSK_E_UNSUPPORTED, -2, "this device does not serve this combination")              \
-    X(DSK_E_NO_MEMORY, -3, "out of memory")                                              \
-    X(DSK_E_NO_DEVICE, -4, "no such device")                                             \
-    X(DSK_E_SLOT_RANGE, -5, "a slot lies outside the pool")                              \
-    X(DSK_E_NONFINITE, -6, "strict append met NaN or infinity")                          \
-    X(DSK_E_DEVICE, -7, "the device failed and is lost")                                 \
+#define DSK_STATUS_MAP(X)                                                                                    \
+    X(DSK_OK, 0, "ok")                                                                                       \
+    X(DSK_E_BAD_ARGUMENT, -1, "an argument is outside its range")                                            \
+    X(DSK_E_UNSUPPORTED, -2, "this device does not serve this combination")                                  \
+    X(DSK_E_NO_MEMORY, -3, "out of memory")                                                                  \
+    X(DSK_E_NO_DEVICE, -4, "no such device")                                                                 \
+    X(DSK_E_SLOT_RANGE, -5, "a slot lies outside the pool")                                                  \
+    X(DSK_E_NONFINITE, -6, "strict append met NaN or infinity")                                              \
+    X(DSK_E_DEVICE, -7, "the device failed and is lost")                                                     \
     X(DSK_E_INTERNAL, -8, "internal error")
 
 #define DSK_STATUS_ENUM(name, value, text) name = (value),
@@ -55,22 +55,22 @@ const char *dsk_status_text(dsk_status status);
 /* What was wrong, filled by the first function that knows. Callers pass NULL if they do not care. */
 struct dsk_err {
     dsk_status status;
-    char field[48];  /* name of the argument, as in the structs below: "segs[3].topk" */
-    char value[32];  /* its value as text */
-    char text[160];  /* one sentence: what the rule is */
+    char field[48]; /* name of the argument, as in the structs below: "segs[3].topk" */
+    char value[32]; /* its value as text */
+    char text[160]; /* one sentence: what the rule is */
 };
 
 /* ---- layouts ----------------------------------------------------------------------------- */
 
 struct dsk_layout {
-    const char *name;     /* "scaled_512_64" */
-    uint32_t id;          /* DSK_LAYOUT_* */
+    const char *name; /* "scaled_512_64" */
+    uint32_t id;      /* DSK_LAYOUT_* */
     int32_t row_bytes;
-    int32_t latent;       /* latent values: 512 or 256 */
-    int32_t rope;         /* RoPE values: 64 or 0 */
-    int32_t n_groups;     /* fp32 scales in the row; 0 when the layout has none */
-    int32_t d_qk;         /* latent + rope */
-    int32_t d_v;          /* = latent */
+    int32_t latent;   /* latent values: 512 or 256 */
+    int32_t rope;     /* RoPE values: 64 or 0 */
+    int32_t n_groups; /* fp32 scales in the row; 0 when the layout has none */
+    int32_t d_qk;     /* latent + rope */
+    int32_t d_v;      /* = latent */
 };
 
 const struct dsk_layout *dsk_layout_get(uint32_t id);          /* NULL if unknown */
@@ -79,8 +79,9 @@ const struct dsk_layout *dsk_layout_by_name(const char *name); /* NULL if unknow
 /* Address of a slot in a plane, in 64 bits; no range check. */
 static inline uint64_t dsk_row_address(const struct dsk_kv_view *kv, int32_t row_bytes, int64_t slot)
 {
-    return kv->base + (uint64_t)((slot >> DSK_PAGE_SHIFT) * kv->page_pitch_bytes
-                                 + (slot & (DSK_PAGE_TOKENS - 1)) * (int64_t)row_bytes);
+    return kv->base
+           + (uint64_t)((slot >> DSK_PAGE_SHIFT) * kv->page_pitch_bytes
+                        + (slot & (DSK_PAGE_TOKENS - 1)) * (int64_t)row_bytes);
 }
 
 /* ---- numbers (pure; any thread) ------------------------------------------------------------ */
@@ -125,8 +126,8 @@ struct dsk_device_info {
 /* Opens a device and takes its scratch memory. *dev_p is written on success only; close it with
  * dsk_device_close, from the thread that uses it, after its streams, events and memory are gone.
  * DSK_E_NO_DEVICE, DSK_E_UNSUPPORTED (isa), DSK_E_NO_MEMORY, DSK_E_BAD_ARGUMENT. */
-DSK_MUST_CHECK dsk_status dsk_device_open(const struct dsk_device_config *config,
-                                          struct dsk_device **dev_p, struct dsk_err *err);
+DSK_MUST_CHECK dsk_status dsk_device_open(const struct dsk_device_config *config, struct dsk_device **dev_p,
+                                          struct dsk_err *err);
 void dsk_device_close(struct dsk_device *dev); /* NULL is fine */
 const struct dsk_device_info *dsk_device_get_info(const struct dsk_device *dev);
 
@@ -165,30 +166,32 @@ DSK_MUST_CHECK dsk_status dsk_mem_set(struct dsk_stream *s, uint64_t dst, uint8_
  * bf16 layouts and RoPE copy bits and count nothing. Two equal slots in one batch: the later row wins. */
 struct dsk_append_args {
     struct dsk_kv_view kv;
-    uint64_t rows;           /* bf16 [n_rows, d_qk] */
-    int64_t row_bytes;       /* pitch of rows, >= 2 * d_qk, multiple of 2 */
-    const int32_t *slots;    /* HOST memory, [n_rows]: a slot, or -1 to skip the row. Anything else: DSK_E_SLOT_RANGE */
-    uint64_t n_nonfinite;    /* uint32 [n_rows], written; or 0 */
-    int32_t n_rows;          /* >= 0 */
-    uint32_t rule;           /* DSK_RULE_*; ignored by bf16 and raw layouts */
-    uint32_t flags;          /* DSK_APPEND_* */
+    uint64_t rows;     /* bf16 [n_rows, d_qk] */
+    int64_t row_bytes; /* pitch of rows, >= 2 * d_qk, multiple of 2 */
+    const int32_t
+        *slots; /* HOST memory, [n_rows]: a slot, or -1 to skip the row. Anything else: DSK_E_SLOT_RANGE */
+    uint64_t n_nonfinite; /* uint32 [n_rows], written; or 0 */
+    int32_t n_rows;       /* >= 0 */
+    uint32_t rule;        /* DSK_RULE_*; ignored by bf16 and raw layouts */
+    uint32_t flags;       /* DSK_APPEND_* */
 };
 DSK_MUST_CHECK dsk_status dsk_append(struct dsk_stream *s, const struct dsk_append_args *args,
                                      struct dsk_err *err);
 
 /* Dequantise rows to bf16 (FORMATS: read): value = e4m3 * scale in fp32, one rounding. Exact. */
-#define DSK_READ_FULL     1 /* rows [0, n_rows) of the plane */
-#define DSK_READ_PAGED    2 /* positions [first, first + n_rows) of a sequence, by its page table */
-#define DSK_READ_SELECTED 3 /* n_rows listed slots; duplicates are gathered again; -1 leaves the output row as it was */
+#define DSK_READ_FULL  1 /* rows [0, n_rows) of the plane */
+#define DSK_READ_PAGED 2 /* positions [first, first + n_rows) of a sequence, by its page table */
+#define DSK_READ_SELECTED                                                                                    \
+    3 /* n_rows listed slots; duplicates are gathered again; -1 leaves the output row as it was */
 struct dsk_read_args {
     struct dsk_kv_view kv;
-    uint64_t list;           /* int32 device memory: page table (PAGED) or slots (SELECTED); FULL: 0.
+    uint64_t list; /* int32 device memory: page table (PAGED) or slots (SELECTED); FULL: 0.
                               * A page or slot outside the pool is treated as -1. */
-    uint64_t out;            /* bf16 [n_rows, d_qk], dense */
+    uint64_t out;  /* bf16 [n_rows, d_qk], dense */
     int64_t n_rows;
-    int64_t first;           /* PAGED: first position; else 0 */
-    int32_t n_list;          /* entries in list: pages (PAGED), slots (SELECTED) */
-    int32_t mode;            /* DSK_READ_* */
+    int64_t first;  /* PAGED: first position; else 0 */
+    int32_t n_list; /* entries in list: pages (PAGED), slots (SELECTED) */
+    int32_t mode;   /* DSK_READ_* */
 };
 DSK_MUST_CHECK dsk_status dsk_read(struct dsk_stream *s, const struct dsk_read_args *args,
                                    struct dsk_err *err);
@@ -200,15 +203,16 @@ DSK_MUST_CHECK dsk_status dsk_read(struct dsk_stream *s, const struct dsk_read_a
  * Workspace: dsk_gather_bytes() = min(n_slots, n_rows * topk) * 2 * d_qk. No deduplication, no host sync. */
 struct dsk_gather_args {
     struct dsk_kv_view kv;
-    uint64_t indices;        /* int32 [n_rows, topk] physical slots */
-    uint64_t new_indices;    /* int32 [n_rows, topk], dense; may be the same memory as indices if that is dense */
-    uint64_t workspace;      /* bf16 rows of d_qk values */
+    uint64_t indices; /* int32 [n_rows, topk] physical slots */
+    uint64_t
+        new_indices;    /* int32 [n_rows, topk], dense; may be the same memory as indices if that is dense */
+    uint64_t workspace; /* bf16 rows of d_qk values */
     uint64_t workspace_bytes;
     int64_t indices_row_bytes;
     int32_t n_rows;
     int32_t topk;
-    int32_t branch;          /* 0 = by the rule above; 1 = force gathering; 2 = force whole plane (tests) */
-    int64_t *n_workspace_p;  /* HOST, may be NULL: rows the workspace then has, as a plane of bf16 rows */
+    int32_t branch;         /* 0 = by the rule above; 1 = force gathering; 2 = force whole plane (tests) */
+    int64_t *n_workspace_p; /* HOST, may be NULL: rows the workspace then has, as a plane of bf16 rows */
 };
 uint64_t dsk_gather_bytes(const struct dsk_kv_view *kv, int32_t n_rows, int32_t topk);
 DSK_MUST_CHECK dsk_status dsk_gather(struct dsk_stream *s, const struct dsk_gather_args *args,
@@ -217,21 +221,20 @@ DSK_MUST_CHECK dsk_status dsk_gather(struct dsk_stream *s, const struct dsk_gath
 /* Map logical positions to physical slots: table[p / 64] * 64 + p % 64 for 0 <= p < seq_len, else -1.
  * Lanes at or past `topk` in a padded row are untouched. Pages outside [0, n_pages) give -1 and count as bad. */
 struct dsk_map_args {
-    uint64_t logical;        /* int32 [n_rows, topk] */
-    uint64_t physical;       /* int32 [n_rows, topk], written */
-    uint64_t tables;         /* int32 [n_rows, n_table] page ids */
-    uint64_t seq_lens;       /* int32 [n_rows] */
-    uint64_t n_bad;          /* uint32 [n_rows], written: entries that are invalid and not -1; or 0 */
+    uint64_t logical;  /* int32 [n_rows, topk] */
+    uint64_t physical; /* int32 [n_rows, topk], written */
+    uint64_t tables;   /* int32 [n_rows, n_table] page ids */
+    uint64_t seq_lens; /* int32 [n_rows] */
+    uint64_t n_bad;    /* uint32 [n_rows], written: entries that are invalid and not -1; or 0 */
     int64_t logical_row_bytes;
     int64_t physical_row_bytes;
     int64_t table_row_bytes; /* 0: one table for all rows */
     int64_t n_pages;         /* pages in the pool */
     int32_t n_rows;
     int32_t topk;
-    int32_t n_table;         /* entries in a table; positions past it are invalid */
+    int32_t n_table; /* entries in a table; positions past it are invalid */
 };
-DSK_MUST_CHECK dsk_status dsk_map(struct dsk_stream *s, const struct dsk_map_args *args,
-                                  struct dsk_err *err);
+DSK_MUST_CHECK dsk_status dsk_map(struct dsk_stream *s, const struct dsk_map_args *args, struct dsk_err *err);
 
 /* Sparse attention, straight from the cache rows:
  *   s_j = softmax_scale * q . k_j;  lse = ln sum_j exp(s_j);  out = sum_j exp(s_j - lse) * v_j
@@ -253,15 +256,15 @@ DSK_MUST_CHECK dsk_status dsk_attend(struct dsk_stream *s, const struct dsk_atte
 /* Combine partial results (split KV, context parallel): weights exp(lse_i - max). Parts with lse = -inf are
  * skipped whatever their out holds; all empty gives (+0, -inf); a single non-empty part passes bit for bit. */
 struct dsk_merge_args {
-    uint64_t out_parts;      /* part_dtype [n_parts, n_rows, h_q, d_v], dense */
-    uint64_t lse_parts;      /* fp32 [n_parts, n_rows, h_q], dense */
-    uint64_t out;            /* out_dtype [n_rows, h_q, d_v], dense */
-    uint64_t lse;            /* fp32 [n_rows, h_q], dense; or 0 */
-    int32_t n_parts;         /* >= 1 */
+    uint64_t out_parts; /* part_dtype [n_parts, n_rows, h_q, d_v], dense */
+    uint64_t lse_parts; /* fp32 [n_parts, n_rows, h_q], dense */
+    uint64_t out;       /* out_dtype [n_rows, h_q, d_v], dense */
+    uint64_t lse;       /* fp32 [n_rows, h_q], dense; or 0 */
+    int32_t n_parts;    /* >= 1 */
     int32_t n_rows;
-    int32_t h_q;             /* 1..DSK_MAX_HEADS */
-    int32_t d_v;             /* 1..DSK_MAX_D_V */
-    int32_t part_dtype;      /* DSK_DTYPE_* */
+    int32_t h_q;        /* 1..DSK_MAX_HEADS */
+    int32_t d_v;        /* 1..DSK_MAX_D_V */
+    int32_t part_dtype; /* DSK_DTYPE_* */
     int32_t out_dtype;
 };
 DSK_MUST_CHECK dsk_status dsk_merge(struct dsk_stream *s, const struct dsk_merge_args *args,

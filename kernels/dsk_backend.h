@@ -47,12 +47,12 @@ struct dsk_event {
     struct dsk_device *dev;
 };
 
-dsk_status dsk_cpu_open(const struct dsk_device_config *config, struct dsk_device **dev_p, struct dsk_err *err);
+dsk_status dsk_cpu_open(const struct dsk_device_config *config, struct dsk_device **dev_p,
+                        struct dsk_err *err);
 
 /* Fill err (NULL is fine) and return status, so that a check reads `return dsk_fail(err, ...)`. */
-__attribute__((format(printf, 5, 6)))
-dsk_status dsk_fail(struct dsk_err *err, dsk_status status, const char *field, long long value,
-                    const char *format, ...);
+__attribute__((format(printf, 5, 6))) dsk_status
+dsk_fail(struct dsk_err *err, dsk_status status, const char *field, long long value, const char *format, ...);
 
 /* One line to the callback of dsk_set_log, if there is one. Levels as there. */
 __attribute__((format(printf, 2, 3))) void dsk_log(int level, const char *format, ...);

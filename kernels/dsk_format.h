@@ -35,13 +35,13 @@
 #define DSK_LAYOUT_RAW_512_64    7
 #define DSK_LAYOUT_COUNT         8
 
-#define DSK_GROUP_VALUES  128   /* latent values per scale */
-#define DSK_PAGE_TOKENS   64    /* slot = page * DSK_PAGE_TOKENS + offset */
-#define DSK_PAGE_SHIFT    6
-#define DSK_MAX_HEADS     128
-#define DSK_MAX_D_QK      576
-#define DSK_MAX_D_V       512
-#define DSK_E4M3_MAX      448.0f
+#define DSK_GROUP_VALUES 128 /* latent values per scale */
+#define DSK_PAGE_TOKENS  64  /* slot = page * DSK_PAGE_TOKENS + offset */
+#define DSK_PAGE_SHIFT   6
+#define DSK_MAX_HEADS    128
+#define DSK_MAX_D_QK     576
+#define DSK_MAX_D_V      512
+#define DSK_E4M3_MAX     448.0f
 
 /* Write rules: which scale a group gets. */
 #define DSK_RULE_PLAIN 1 /* max(amax / 448, 2^-126) */
@@ -99,14 +99,14 @@ DSK_STATIC_ASSERT(sizeof(struct dsk_kv_view) == 32, "kv view");
  * addresses; bytes behind `indices` and `lengths` may change while the kernel runs (client memory),
  * so each value is read once and checked where it is used. */
 struct dsk_attend_seg {
-    uint64_t q;               /* bf16 [n_rows, h_q, d_qk]; inner stride 2 */
-    uint64_t out;             /* out_dtype [n_rows, h_q, d_v]; inner stride 1 element */
-    uint64_t lse;             /* fp32 [n_rows, h_q] or 0 */
-    uint64_t indices;         /* int32 [n_rows, topk] */
-    uint64_t lengths;         /* int32 [n_rows]: valid lanes of each row, clamped to [0, topk]; or 0 */
-    uint64_t sink;            /* fp32 [h_q], natural-log units, -inf = none; or 0 */
-    uint64_t table;           /* logical space: int32 [n_table] page ids; physical: 0 */
-    uint64_t n_bad;           /* uint32 [n_rows], written: live lanes that are invalid and not -1; or 0 */
+    uint64_t q;       /* bf16 [n_rows, h_q, d_qk]; inner stride 2 */
+    uint64_t out;     /* out_dtype [n_rows, h_q, d_v]; inner stride 1 element */
+    uint64_t lse;     /* fp32 [n_rows, h_q] or 0 */
+    uint64_t indices; /* int32 [n_rows, topk] */
+    uint64_t lengths; /* int32 [n_rows]: valid lanes of each row, clamped to [0, topk]; or 0 */
+    uint64_t sink;    /* fp32 [h_q], natural-log units, -inf = none; or 0 */
+    uint64_t table;   /* logical space: int32 [n_table] page ids; physical: 0 */
+    uint64_t n_bad;   /* uint32 [n_rows], written: live lanes that are invalid and not -1; or 0 */
     int64_t q_row_bytes;
     int64_t q_head_bytes;
     int64_t out_row_bytes;
@@ -114,11 +114,11 @@ struct dsk_attend_seg {
     int64_t lse_row_bytes;
     int64_t indices_row_bytes;
     int32_t n_rows;
-    int32_t topk;             /* width of the index list, >= 1 */
-    int32_t space;            /* DSK_SPACE_* */
-    int32_t n_table;          /* entries in table */
-    int32_t seq_len;          /* logical space: positions >= seq_len are invalid */
-    float softmax_scale;      /* finite; 0 is a plain mean */
+    int32_t topk;        /* width of the index list, >= 1 */
+    int32_t space;       /* DSK_SPACE_* */
+    int32_t n_table;     /* entries in table */
+    int32_t seq_len;     /* logical space: positions >= seq_len are invalid */
+    float softmax_scale; /* finite; 0 is a plain mean */
 };
 DSK_STATIC_ASSERT(sizeof(struct dsk_attend_seg) == 136, "attend segment");
 

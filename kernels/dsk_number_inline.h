@@ -35,7 +35,9 @@ static inline uint8_t num_e4m3_from_number(float x)
     uint32_t low = num_bits_from_f32(num_f32_from_bits(mag) + 16384.0f) - 0x46800000u;
     /* Normals: round the mantissa from 23 to 3 bits, then rebias the exponent from 127 to 7. */
     uint32_t high = ((mag + 0x7ffffu + ((mag >> 20) & 1u)) >> 20) - (120u << 3);
-    return (uint8_t)(sign | (mag < normal_bits ? low : high));
+    /* A mask, not a choice: compilers do not vectorise a floating-point addition that they may skip. */
+    uint32_t is_low = 0u - (uint32_t)(mag < normal_bits);
+    return (uint8_t)(sign | (low & is_low) | (high & ~is_low));
 }
 
 /* Sign and magnitude moved to their fp32 places are the value times 2^-120, subnormals included. */

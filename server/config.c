@@ -10,7 +10,8 @@
 enum option_type { OPT_TEXT, OPT_UINT, OPT_BYTES, OPT_US, OPT_OCTAL, OPT_REAL, OPT_BOOL };
 
 struct option_row {
-    const char *name;     /* flag without dashes; with '_' for '-' the YAML key, upper case after DSAD_ the variable */
+    const char
+        *name; /* flag without dashes; with '_' for '-' the YAML key, upper case after DSAD_ the variable */
     enum option_type type;
     size_t offset;
     size_t size;          /* OPT_TEXT: room with the terminator */
@@ -20,39 +21,48 @@ struct option_row {
     const char *help;
 };
 
-#define TEXT(name, field, fallback, section, help)                                                    \
-    {name, OPT_TEXT, offsetof(struct srv_config, field), sizeof(((struct srv_config *)0)->field), fallback, 0, 0, \
-     section, help}
-#define NUMBER(type, name, field, fallback, min, max, section, help)                                  \
-    {name, type, offsetof(struct srv_config, field), 0, fallback, min, max, section, help}
+#define TEXT(name, field, fallback, section, help)                                                           \
+    {                                                                                                        \
+        name, OPT_TEXT, offsetof(struct srv_config, field), sizeof(((struct srv_config *)0)->field),         \
+            fallback, 0, 0, section, help                                                                    \
+    }
+#define NUMBER(type, name, field, fallback, min, max, section, help)                                         \
+    {                                                                                                        \
+        name, type, offsetof(struct srv_config, field), 0, fallback, min, max, section, help                 \
+    }
 
 static const struct option_row options[] = {
-    TEXT("listen", listen, "unix:/run/dsad/dsad.sock", "Listening",
-         "gRPC socket: unix:/path, or none"),
+    TEXT("listen", listen, "unix:/run/dsad/dsad.sock", "Listening", "gRPC socket: unix:/path, or none"),
     TEXT("tcp", tcp, "", NULL, "plain-text gRPC on host:port as well; keep it on loopback"),
-    TEXT("fd-socket", fd_socket, "", NULL, "socket that takes file descriptors (default: the unix path + .fd)"),
-    NUMBER(OPT_OCTAL, "socket-mode", socket_mode, "0660", 0, 0777, NULL, "permission bits of both sockets, octal"),
+    TEXT("fd-socket", fd_socket, "", NULL,
+         "socket that takes file descriptors (default: the unix path + .fd)"),
+    NUMBER(OPT_OCTAL, "socket-mode", socket_mode, "0660", 0, 0777, NULL,
+           "permission bits of both sockets, octal"),
     NUMBER(OPT_UINT, "max-connections", max_connections, "256", 1, 65536, NULL, "connections at a time"),
 
     TEXT("device", device, "cpu", "Serving", "device kind that holds the KV pool: cpu"),
     TEXT("layout", layout, "scaled_512_64", NULL,
          "row layout: scaled_512_64, scaled_512_0, scaled_256_0, bf16_576, bf16_512, bf16_256, raw_512_64"),
-    TEXT("decode-layout", decode_layout, "", NULL, "row layout that decode expects (default: layout; must agree)"),
+    TEXT("decode-layout", decode_layout, "", NULL,
+         "row layout that decode expects (default: layout; must agree)"),
     NUMBER(OPT_UINT, "layers", layers, "1", 1, 1024, NULL, "layers of the model"),
     NUMBER(OPT_UINT, "pool-pages", pool_pages, "0", 0, 33554431, NULL,
            "pages of 64 tokens, each for every layer (0: from pool-bytes)"),
     NUMBER(OPT_BYTES, "pool-bytes", pool_bytes, "256MiB", 1, UINT64_MAX / 2, NULL, "size of the KV pool"),
     TEXT("write-rule", write_rule, "pow2", NULL, "scale rule when a request gives none: pow2, plain"),
     NUMBER(OPT_REAL, "raw-scale", raw_scale, "1", 0, 0, NULL, "raw_512_64: the pool's scale, > 0"),
-    NUMBER(OPT_UINT, "context-parallel", context_parallel, "1", 1, 1024, NULL, "ranks a sequence is sharded over"),
+    NUMBER(OPT_UINT, "context-parallel", context_parallel, "1", 1, 1024, NULL,
+           "ranks a sequence is sharded over"),
     TEXT("host-tier", host_tier, "memfd", NULL, "client tensors in shared memory: memfd, none"),
     NUMBER(OPT_BOOL, "physical-indices", physical_indices, "false", 0, 1, NULL,
            "allow indices that are pool slots; clients must trust each other then"),
     NUMBER(OPT_UINT, "cpu-threads", cpu_threads, "0", 0, 1024, NULL, "threads of the CPU device (0: all)"),
     TEXT("cpu-isa", cpu_isa, "auto", NULL, "instruction set: auto, generic, avx2, avx512"),
 
-    NUMBER(OPT_BYTES, "max-message-bytes", max_message_bytes, "8MiB", 65536, 1u << 30, "Limits", "one gRPC message"),
-    NUMBER(OPT_BYTES, "max-inline-bytes", max_inline_bytes, "4MiB", 1024, 1u << 30, NULL, "one inline tensor"),
+    NUMBER(OPT_BYTES, "max-message-bytes", max_message_bytes, "8MiB", 65536, 1u << 30, "Limits",
+           "one gRPC message"),
+    NUMBER(OPT_BYTES, "max-inline-bytes", max_inline_bytes, "4MiB", 1024, 1u << 30, NULL,
+           "one inline tensor"),
     NUMBER(OPT_BYTES, "max-stream-bytes", max_stream_bytes, "64MiB", 65536, UINT64_C(1) << 36, NULL,
            "inline results not yet read by one stream's client"),
     NUMBER(OPT_UINT, "max-rows", max_rows, "16384", 1, 1u << 20, NULL, "query rows of one request"),
@@ -62,11 +72,13 @@ static const struct option_row options[] = {
            "tokens times layers of one append"),
     NUMBER(OPT_UINT, "max-sessions", max_sessions, "64", 1, 65536, NULL, "open sessions"),
     NUMBER(OPT_UINT, "max-regions", max_regions, "256", 1, 65536, NULL, "regions of one session"),
-    NUMBER(OPT_BYTES, "max-region-bytes", max_region_bytes, "64GiB", 4096, UINT64_C(1) << 44, NULL, "one region"),
+    NUMBER(OPT_BYTES, "max-region-bytes", max_region_bytes, "64GiB", 4096, UINT64_C(1) << 44, NULL,
+           "one region"),
     NUMBER(OPT_UINT, "max-sequences", max_sequences, "4096", 1, 1u << 20, NULL, "sequences of one session"),
     NUMBER(OPT_UINT, "max-sequence-tokens", max_sequence_tokens, "1048576", 1, 1u << 30, NULL,
            "tokens of one sequence"),
-    NUMBER(OPT_UINT, "max-inflight", max_inflight, "256", 1, 65536, NULL, "unanswered requests of one stream"),
+    NUMBER(OPT_UINT, "max-inflight", max_inflight, "256", 1, 65536, NULL,
+           "unanswered requests of one stream"),
     NUMBER(OPT_UINT, "max-queue", max_queue, "4096", 1, 16384, NULL, "jobs waiting for one device"),
     NUMBER(OPT_UINT, "max-streams", max_streams, "256", 1, 65536, NULL, "concurrent calls of one connection"),
     NUMBER(OPT_UINT, "chunk-rows", chunk_rows, "64", 1, 65536, NULL, "rows of one piece of a long answer"),
@@ -74,7 +86,8 @@ static const struct option_row options[] = {
 
     NUMBER(OPT_US, "lease", lease_us, "10s", 1000, UINT64_C(86400000000), "Times",
            "heartbeat interval granted when a client asks for none"),
-    NUMBER(OPT_US, "max-lease", max_lease_us, "60s", 1000, UINT64_C(86400000000), NULL, "longest lease granted"),
+    NUMBER(OPT_US, "max-lease", max_lease_us, "60s", 1000, UINT64_C(86400000000), NULL,
+           "longest lease granted"),
     NUMBER(OPT_US, "max-grace", max_grace_us, "60s", 0, UINT64_C(86400000000), NULL,
            "longest time a session outlives its stream"),
     NUMBER(OPT_US, "stall-timeout", stall_timeout_us, "30s", 1000, UINT64_C(86400000000), NULL,
@@ -128,7 +141,9 @@ static bool parse_uint(const char *text, const struct unit *units, int base, uin
 static dsa_status set_number(struct srv_config *config, const struct option_row *row, const char *text,
                              struct srv_err *err)
 {
-    const struct unit *units = row->type == OPT_BYTES ? byte_units : row->type == OPT_US ? time_units : no_units;
+    const struct unit *units = row->type == OPT_BYTES ? byte_units
+                               : row->type == OPT_US  ? time_units
+                                                      : no_units;
     uint64_t value;
 
     if (!parse_uint(text, units, row->type == OPT_OCTAL ? 8 : 10, &value))
@@ -137,8 +152,8 @@ static dsa_status set_number(struct srv_config *config, const struct option_row 
                         : row->type == OPT_US  ? "not a time; write 500us, 20ms, 10s or 2m"
                                                : "not a whole number");
     if (value < row->min || value > row->max)
-        return srv_fail(err, DSA_E_BAD_REQUEST, row->name, "%s", text, "must be %" PRIu64 " to %" PRIu64, row->min,
-                        row->max);
+        return srv_fail(err, DSA_E_BAD_REQUEST, row->name, "%s", text, "must be %" PRIu64 " to %" PRIu64,
+                        row->min, row->max);
     memcpy((char *)config + row->offset, &value, sizeof(value));
     return DSA_OK;
 }
@@ -154,7 +169,8 @@ static dsa_status set_option(struct srv_config *config, const struct option_row 
     switch (row->type) {
     case OPT_TEXT:
         if (strlen(text) >= row->size)
-            return srv_fail(err, DSA_E_BAD_REQUEST, row->name, "%s", text, "longer than %zu bytes", row->size - 1);
+            return srv_fail(err, DSA_E_BAD_REQUEST, row->name, "%s", text, "longer than %zu bytes",
+                            row->size - 1);
         strcpy(field, text);
         return DSA_OK;
     case OPT_REAL:
@@ -233,8 +249,8 @@ static const char *nearest_option(const char *name, size_t n)
     return best;
 }
 
-dsa_status srv_config_parse(struct srv_config *config, int argc, char **argv, enum srv_config_action *action_p,
-                            struct srv_err *err)
+dsa_status srv_config_parse(struct srv_config *config, int argc, char **argv,
+                            enum srv_config_action *action_p, struct srv_err *err)
 {
     enum srv_config_action action = SRV_CONFIG_RUN;
 
@@ -246,10 +262,13 @@ dsa_status srv_config_parse(struct srv_config *config, int argc, char **argv, en
         size_t n;
 
         if (strncmp(argv[i], "--", 2) != 0)
-            return srv_fail(err, DSA_E_BAD_REQUEST, "argument", "%s", argv[i], "flags start with --; see --help");
+            return srv_fail(err, DSA_E_BAD_REQUEST, "argument", "%s", argv[i],
+                            "flags start with --; see --help");
         n = strcspn(name, "=");
         if (strcmp(name, "help") == 0 || strcmp(name, "version") == 0 || strcmp(name, "print-config") == 0) {
-            action = name[0] == 'h' ? SRV_CONFIG_HELP : name[0] == 'v' ? SRV_CONFIG_VERSION : SRV_CONFIG_PRINT;
+            action = name[0] == 'h'   ? SRV_CONFIG_HELP
+                     : name[0] == 'v' ? SRV_CONFIG_VERSION
+                                      : SRV_CONFIG_PRINT;
             continue;
         }
         row = find_option(name, n);
@@ -259,7 +278,8 @@ dsa_status srv_config_parse(struct srv_config *config, int argc, char **argv, en
             return srv_fail(err, DSA_E_BAD_REQUEST, "flag", "%s", argv[i], "unknown; the nearest is --%s",
                             nearest_option(name, n));
         if (is_no && name[n] == '=')
-            return srv_fail(err, DSA_E_BAD_REQUEST, row->name, "%s", name + n + 1, "--no-%s takes no value", row->name);
+            return srv_fail(err, DSA_E_BAD_REQUEST, row->name, "%s", name + n + 1, "--no-%s takes no value",
+                            row->name);
         if (is_no)
             value = "false";
         else if (name[n] == '=')

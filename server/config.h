@@ -12,26 +12,26 @@
 
 struct srv_config {
     /* where it listens */
-    char listen[108];      /* "unix:/path", or "none" */
-    char tcp[64];          /* "host:port", or "" */
-    char fd_socket[108];   /* path; "" = the unix path with ".fd" appended */
-    uint64_t socket_mode;  /* octal permission bits of both sockets */
+    char listen[108];     /* "unix:/path", or "none" */
+    char tcp[64];         /* "host:port", or "" */
+    char fd_socket[108];  /* path; "" = the unix path with ".fd" appended */
+    uint64_t socket_mode; /* octal permission bits of both sockets */
     uint64_t max_connections;
     /* what it serves */
-    char device[16];       /* "cpu" */
-    char layout[32];       /* name of the pool's layout */
+    char device[16];        /* "cpu" */
+    char layout[32];        /* name of the pool's layout */
     char decode_layout[32]; /* "" = layout; a pool has one layout, so another one is refused */
     uint64_t layers;
-    uint64_t pool_pages;   /* 0: from pool_bytes */
+    uint64_t pool_pages; /* 0: from pool_bytes */
     uint64_t pool_bytes;
-    char write_rule[16];   /* "pow2" or "plain" */
+    char write_rule[16]; /* "pow2" or "plain" */
     double raw_scale;
     uint64_t context_parallel;
-    char host_tier[16];    /* "memfd" or "none" */
+    char host_tier[16]; /* "memfd" or "none" */
     bool physical_indices;
     /* CPU device */
-    uint64_t cpu_threads;  /* 0 = all */
-    char cpu_isa[16];      /* "auto", "generic", "avx2", "avx512" */
+    uint64_t cpu_threads; /* 0 = all */
+    char cpu_isa[16];     /* "auto", "generic", "avx2", "avx512" */
     /* limits */
     uint64_t max_message_bytes;
     uint64_t max_inline_bytes;
@@ -56,9 +56,10 @@ struct srv_config {
     uint64_t max_grace_us;
     uint64_t stall_timeout_us;
     uint64_t drain_grace_us;
-    uint64_t spin_us;      /* the service thread polls this long after the last event before it sleeps */
+    uint64_t spin_us; /* the service thread polls this long after the last event before it sleeps */
     uint64_t worker_spin_us;
-    uint64_t inline_flops; /* jobs up to this size may run on the service thread when the worker sleeps; 0 = never */
+    uint64_t
+        inline_flops; /* jobs up to this size may run on the service thread when the worker sleeps; 0 = never */
     /* process */
     char log_level[16];
 };

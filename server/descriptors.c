@@ -41,7 +41,8 @@ bool srv_descriptors_load(void)
         struct file *file = &files[n_files];
         uint64_t tag, n;
 
-        if (!read_varint(&at, end, &tag) || tag != 0x0a || !read_varint(&at, end, &n) || n > (uint64_t)(end - at))
+        if (!read_varint(&at, end, &tag) || tag != 0x0a || !read_varint(&at, end, &n)
+            || n > (uint64_t)(end - at))
             return false;
         file->raw.bytes = at;
         file->raw.n = (size_t)n;

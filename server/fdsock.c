@@ -68,7 +68,8 @@ static ssize_t receive(int socket, struct dsa_fd_offer *offer, int *fd_p, int *n
         struct cmsghdr align;
     } control;
     struct iovec iov = {offer, sizeof(*offer)};
-    struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof(control)};
+    struct msghdr msg = {
+        .msg_iov = &iov, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof(control)};
     ssize_t n = recvmsg(socket, &msg, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
 
     *fd_p = -1;
@@ -94,14 +95,14 @@ static ssize_t receive(int socket, struct dsa_fd_offer *offer, int *fd_p, int *n
     return msg.msg_flags & MSG_TRUNC ? (ssize_t)sizeof(*offer) + 1 : n;
 }
 
-static dsa_status judge(struct srv_fdsock *fdsock, const struct dsa_fd_offer *offer, ssize_t n, int fd, int n_fds,
-                        struct srv_err *err)
+static dsa_status judge(struct srv_fdsock *fdsock, const struct dsa_fd_offer *offer, ssize_t n, int fd,
+                        int n_fds, struct srv_err *err)
 {
     if (n != (ssize_t)sizeof(*offer))
         return srv_fail(err, DSA_E_BAD_REQUEST, "offer", "%zd", n, "an offer has %zu bytes", sizeof(*offer));
     if (offer->magic != DSA_FD_MAGIC || offer->version != DSA_FD_VERSION)
-        return srv_fail(err, DSA_E_BAD_REQUEST, "version", "%u", offer->version, "this server speaks version %u",
-                        DSA_FD_VERSION);
+        return srv_fail(err, DSA_E_BAD_REQUEST, "version", "%u", offer->version,
+                        "this server speaks version %u", DSA_FD_VERSION);
     if (n_fds != 1)
         return srv_fail(err, DSA_E_BAD_FD, "fd", "%d", n_fds, "an offer carries exactly one descriptor");
     if (offer->ticket == 0)

@@ -10,7 +10,8 @@ struct srv_loop;
 struct srv_fdsock;
 
 /* A client offers a descriptor for a session. Takes fd when it returns DSA_OK; otherwise fdsock closes it. */
-typedef dsa_status (*srv_fdsock_offer)(void *arg, const uint8_t *token, uint64_t ticket, int fd, struct srv_err *err);
+typedef dsa_status (*srv_fdsock_offer)(void *arg, const uint8_t *token, uint64_t ticket, int fd,
+                                       struct srv_err *err);
 
 struct srv_fdsock_config {
     const char *path;

@@ -36,7 +36,7 @@ struct srv_job_append {
     uint32_t layer;
     uint32_t n_layers;
     uint32_t n_tokens;
-    uint32_t rule;     /* DSK_RULE_* */
+    uint32_t rule; /* DSK_RULE_* */
     bool strict;
     uint64_t position; /* UINT64_MAX = not given */
     const void *rows;
@@ -116,17 +116,18 @@ struct srv_piece {
 struct srv_job {
     struct srv_batch_node node; /* first: the batcher hands nodes back */
     enum srv_op op;
-    uint64_t session;           /* number */
+    uint64_t session; /* number */
     uint64_t arrival_us;
-    void *owner;                /* L's */
-    atomic_bool cancelled;      /* set by L at any time, read by W before each launch. Relaxed: a cancel may lose the race */
+    void *owner; /* L's */
+    atomic_bool
+        cancelled; /* set by L at any time, read by W before each launch. Relaxed: a cancel may lose the race */
     struct srv_batch_access *accesses;
-    uint32_t n_pieces;          /* room in pieces: 1, or ceil(n_rows / chunk_rows) */
-    uint32_t i_piece;           /* W: next to use */
+    uint32_t n_pieces; /* room in pieces: 1, or ceil(n_rows / chunk_rows) */
+    uint32_t i_piece;  /* W: next to use */
     struct srv_piece *pieces;
-    uint64_t n_nonfinite;       /* W: of the append, reported with the first piece */
-    uint64_t n_tokens;          /* W */
-    bool append_done;           /* W */
+    uint64_t n_nonfinite;            /* W: of the append, reported with the first piece */
+    uint64_t n_tokens;               /* W */
+    bool append_done;                /* W */
     struct srv_job *w_prev, *w_next; /* W: all jobs it holds */
     union {
         struct srv_job_sequence sequence;

@@ -72,7 +72,8 @@ static dsa_status remove_stale(struct srv_listener *listener, struct srv_err *er
     struct stat st;
 
     if (lstat(listener->path, &st) != 0)
-        return errno == ENOENT ? DSA_OK : fail_system(err, "listen", listener->path, "cannot look at the path");
+        return errno == ENOENT ? DSA_OK
+                               : fail_system(err, "listen", listener->path, "cannot look at the path");
     if (!S_ISSOCK(st.st_mode))
         return srv_fail(err, DSA_E_BAD_REQUEST, "listen", "%s", listener->path,
                         "something that is not a socket lies there; it is left alone");
@@ -112,7 +113,8 @@ static bool is_loopback(const struct sockaddr *addr)
 {
     if (addr->sa_family == AF_INET)
         return (ntohl(((const struct sockaddr_in *)addr)->sin_addr.s_addr) >> 24) == 127;
-    return addr->sa_family == AF_INET6 && IN6_IS_ADDR_LOOPBACK(&((const struct sockaddr_in6 *)addr)->sin6_addr);
+    return addr->sa_family == AF_INET6
+           && IN6_IS_ADDR_LOOPBACK(&((const struct sockaddr_in6 *)addr)->sin6_addr);
 }
 
 static dsa_status bind_tcp(struct srv_listener *listener, const struct addrinfo *info, struct srv_err *err)
@@ -135,7 +137,8 @@ static dsa_status bind_tcp(struct srv_listener *listener, const struct addrinfo 
     listener->port = ntohs(bound.ss_family == AF_INET ? ((struct sockaddr_in *)&bound)->sin_port
                                                       : ((struct sockaddr_in6 *)&bound)->sin6_port);
     if (!is_loopback(info->ai_addr))
-        srv_log(SRV_LOG_WARN, "plain-text gRPC leaves loopback: anyone who reaches it can use it address=%s", text);
+        srv_log(SRV_LOG_WARN, "plain-text gRPC leaves loopback: anyone who reaches it can use it address=%s",
+                text);
     return DSA_OK;
 }
 
@@ -199,7 +202,8 @@ static void take_connection(struct srv_listener *listener, int fd)
     if (listener->n_connections == listener->config.max_connections)
         sweep(listener);
     if (listener->n_connections == listener->config.max_connections) {
-        srv_log(SRV_LOG_WARN, "connection refused, max-connections reached max=%u", listener->config.max_connections);
+        srv_log(SRV_LOG_WARN, "connection refused, max-connections reached max=%u",
+                listener->config.max_connections);
         close(fd);
         return;
     }

@@ -13,10 +13,10 @@ int srv_log_is_on(enum srv_log_level level);
 
 __attribute__((format(printf, 2, 3))) void srv_log_line(enum srv_log_level level, const char *format, ...);
 
-#define srv_log(level, ...)                                                                           \
-    do {                                                                                              \
-        if (srv_log_is_on(level))                                                                     \
-            srv_log_line(level, __VA_ARGS__);                                                         \
+#define srv_log(level, ...)                                                                                  \
+    do {                                                                                                     \
+        if (srv_log_is_on(level))                                                                            \
+            srv_log_line(level, __VA_ARGS__);                                                                \
     } while (0)
 
 #endif /* SERVER_LOG_H */

@@ -17,8 +17,8 @@
 /* Events handled before results are passed on: enough to batch, few enough to stay prompt. */
 #define MAX_EVENTS 64
 
-/* Rounds in a row with messages after which the loop counts as busy. */
-#define BUSY_ROUNDS 2
+/* Messages without a pause after which the loop counts as busy. */
+#define BUSY_MESSAGES 2
 
 struct signal_watch {
     uv_signal_t handle;
@@ -37,22 +37,22 @@ struct srv_loop {
     struct rpc *rpc;
     struct srv_loop_hooks hooks;
     uint64_t spin_us;
-    unsigned n_busy_rounds;
     bool is_touched;
     bool is_stopping;
     /* the watcher */
     pthread_t watcher;
     struct rpc_bell *bell;
-    sem_t looked;          /* L has served uv: watch on */
-    atomic_bool uv_ready;  /* watcher to L; the bell orders nothing, so release/acquire here */
+    sem_t looked;         /* L has served uv: watch on */
+    atomic_bool uv_ready; /* watcher to L; the bell orders nothing, so release/acquire here */
     atomic_bool watcher_ends;
-    int wake_fd;           /* ends the watcher's poll */
+    int wake_fd; /* ends the watcher's poll */
 };
 
 static void *watcher_main(void *arg)
 {
     struct srv_loop *loop = arg;
-    struct pollfd fds[2] = {{.fd = uv_backend_fd(&loop->uv), .events = POLLIN}, {.fd = loop->wake_fd, .events = POLLIN}};
+    struct pollfd fds[2] = {{.fd = uv_backend_fd(&loop->uv), .events = POLLIN},
+                            {.fd = loop->wake_fd, .events = POLLIN}};
 
     for (;;) {
         if (poll(fds, 2, -1) < 0 && errno != EINTR)
@@ -83,7 +83,8 @@ dsa_status srv_loop_create(struct rpc *rpc, uint64_t spin_us, const struct srv_l
     if (loop->wake_fd < 0 || uv_loop_init(&loop->uv) != 0 || sem_init(&loop->looked, 0, 0) != 0
         || rpc_bell_create(rpc, &loop->bell) != DSA_OK
         || pthread_create(&loop->watcher, NULL, watcher_main, loop) != 0)
-        return srv_fail(err, DSA_E_SYSTEM, "loop", "%s", "", "cannot start the service loop"); /* process ends */
+        return srv_fail(err, DSA_E_SYSTEM, "loop", "%s", "",
+                        "cannot start the service loop"); /* process ends */
     *loop_p = loop;
     return DSA_OK;
 }
@@ -157,65 +158,86 @@ static uint64_t serve_uv(struct srv_loop *loop)
     return timeout_ms < 0 ? UINT64_MAX : (uint64_t)timeout_ms * 1000;
 }
 
-static bool serve_events(struct srv_loop *loop)
+/* Pass results on, then start the reads that were asked for: a client that waits is answered before its next message is
+ * read, and gRPC puts its window updates into that answer's write. */
+static bool settle(struct srv_loop *loop, bool is_busy)
+{
+    bool worked = loop->hooks.settle(loop->hooks.arg, is_busy);
+
+    return rpc_flush(loop->rpc) || worked;
+}
+
+/* Clients send faster than they wait: take in what there is first, so that workers get batches and this thread only
+ * feeds them. */
+static void take_in(struct srv_loop *loop)
+{
+    for (int i = 0; i < MAX_EVENTS && rpc_flush(loop->rpc); i++)
+        for (int j = 0; j < MAX_EVENTS && rpc_step(loop->rpc, 0); j++)
+            ;
+}
+
+/* An event has been handled; handle those that follow without sleeping. */
+static void serve_rpc(struct srv_loop *loop, uint64_t n_messages_before)
 {
     int n = 0;
 
-    while (n < MAX_EVENTS && rpc_step(loop->rpc, 0))
-        n++;
-    return n > 0;
+    do {
+        bool is_busy = rpc_message_count(loop->rpc) - n_messages_before >= BUSY_MESSAGES;
+
+        if (is_busy)
+            take_in(loop);
+        settle(loop, is_busy);
+    } while (++n < MAX_EVENTS && rpc_step(loop->rpc, 0));
 }
 
-/* One round of gRPC: events, results, reads.
- *
- * When the last rounds each brought a message, clients send faster than they wait: take in what there is first, so that
- * workers get batches and this thread only feeds them. Otherwise a client is waiting: answer it before reading on, which
- * saves it a write and two thread wake-ups. */
-static bool serve_rpc(struct srv_loop *loop)
+static void sleep_and_serve(struct srv_loop *loop, uint64_t wait_us)
 {
-    uint64_t n_before = rpc_message_count(loop->rpc);
-    bool worked = serve_events(loop), is_busy = loop->n_busy_rounds >= BUSY_ROUNDS;
+    uint64_t n_messages = rpc_message_count(loop->rpc);
+    bool got = true;
 
-    for (int i = 0; is_busy && i < MAX_EVENTS && rpc_flush(loop->rpc) && serve_events(loop); i++)
-        worked = true;
-    worked |= loop->hooks.settle(loop->hooks.arg, is_busy);
-    worked |= rpc_flush(loop->rpc);
-    loop->n_busy_rounds = rpc_message_count(loop->rpc) != n_before ? loop->n_busy_rounds + 1 : 0;
-    return worked;
-}
-
-static void sleep_until_event(struct srv_loop *loop, uint64_t wait_us)
-{
     loop->hooks.set_sleeping(loop->hooks.arg, true);
     /* A piece that came before the worker could see that we sleep rang no bell. */
-    if (!loop->hooks.settle(loop->hooks.arg, false))
-        rpc_step(loop->rpc, wait_us);
+    if (!settle(loop, false))
+        got = rpc_step(loop->rpc, wait_us);
     loop->hooks.set_sleeping(loop->hooks.arg, false);
+    if (got)
+        serve_rpc(loop, n_messages);
+}
+
+/* True if there was something to do. */
+static bool look_and_serve(struct srv_loop *loop)
+{
+    uint64_t n_messages = rpc_message_count(loop->rpc);
+    bool got = rpc_step(loop->rpc, 0);
+
+    if (got)
+        serve_rpc(loop, n_messages);
+    return settle(loop, false) || got;
+}
+
+/* Polls until nothing has come for spin_us. */
+static void spin(struct srv_loop *loop)
+{
+    uint64_t idle_since = srv_now_us();
+
+    while (!loop->is_stopping && srv_now_us() - idle_since < loop->spin_us) {
+        if (look_and_serve(loop))
+            idle_since = srv_now_us();
+        else
+            sched_yield(); /* on a machine with fewer cores than spinners the others must get on */
+        serve_uv(loop);
+    }
 }
 
 void srv_loop_run(struct srv_loop *loop)
 {
-    uint64_t idle_since = 0;
-
     while (!loop->is_stopping) {
-        bool worked = serve_rpc(loop);
         uint64_t wait_us = serve_uv(loop);
 
-        if (worked || wait_us == 0) {
-            idle_since = 0;
-            continue;
-        }
-        if (loop->spin_us > 0) {
-            uint64_t now = srv_now_us();
-
-            idle_since = idle_since ? idle_since : now;
-            if (now - idle_since < loop->spin_us) {
-                sched_yield(); /* on a machine with fewer cores than spinners the others must get on */
-                continue;
-            }
-        }
-        idle_since = 0;
-        sleep_until_event(loop, wait_us);
+        if (wait_us > 0)
+            sleep_and_serve(loop, wait_us);
+        if (loop->spin_us > 0)
+            spin(loop);
     }
 }
 
@@ -226,8 +248,8 @@ static void on_timer(uv_timer_t *handle)
     timer->fn(timer->arg);
 }
 
-dsa_status srv_timer_start(struct srv_loop *loop, uint64_t first_us, uint64_t period_us, void (*fn)(void *arg),
-                           void *arg, struct srv_timer **timer_p)
+dsa_status srv_timer_start(struct srv_loop *loop, uint64_t first_us, uint64_t period_us,
+                           void (*fn)(void *arg), void *arg, struct srv_timer **timer_p)
 {
     struct srv_timer *timer = calloc(1, sizeof(*timer));
 

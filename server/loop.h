@@ -23,8 +23,9 @@ struct srv_loop_hooks {
     void (*set_sleeping)(void *arg, bool is_sleeping);
 };
 
-SRV_MUST_CHECK dsa_status srv_loop_create(struct rpc *rpc, uint64_t spin_us, const struct srv_loop_hooks *hooks,
-                                          struct srv_loop **loop_p, struct srv_err *err);
+SRV_MUST_CHECK dsa_status srv_loop_create(struct rpc *rpc, uint64_t spin_us,
+                                          const struct srv_loop_hooks *hooks, struct srv_loop **loop_p,
+                                          struct srv_err *err);
 void srv_loop_destroy(struct srv_loop *loop); /* every handle on it has been closed */
 
 struct uv_loop_s *srv_loop_uv(struct srv_loop *loop);
@@ -43,7 +44,7 @@ SRV_MUST_CHECK dsa_status srv_timer_start(struct srv_loop *loop, uint64_t first_
 void srv_timer_close(struct srv_timer *timer); /* NULL is fine */
 
 /* Calls fn on L for each signal of the kind. */
-SRV_MUST_CHECK dsa_status srv_loop_on_signal(struct srv_loop *loop, int signum, void (*fn)(void *arg, int signum),
-                                             void *arg);
+SRV_MUST_CHECK dsa_status srv_loop_on_signal(struct srv_loop *loop, int signum,
+                                             void (*fn)(void *arg, int signum), void *arg);
 
 #endif /* SERVER_LOOP_H */

@@ -120,7 +120,8 @@ static dsa_status derive_paths(struct server *server, struct srv_err *err)
 
     if (strcmp(config->listen, "none") == 0) {
         if (config->tcp[0] == '\0')
-            return srv_fail(err, DSA_E_BAD_REQUEST, "listen", "%s", "none", "nothing to listen on; give --tcp");
+            return srv_fail(err, DSA_E_BAD_REQUEST, "listen", "%s", "none",
+                            "nothing to listen on; give --tcp");
         return DSA_OK;
     }
     if (strncmp(config->listen, "unix:", 5) != 0)
@@ -130,7 +131,8 @@ static dsa_status derive_paths(struct server *server, struct srv_err *err)
         strcpy(server->fd_path, config->fd_socket);
     else if (snprintf(server->fd_path, sizeof(server->fd_path), "%s.fd", server->unix_path)
              >= (int)sizeof(server->fd_path))
-        return srv_fail(err, DSA_E_BAD_REQUEST, "listen", "%s", config->listen, "too long for the fd socket's \".fd\"");
+        return srv_fail(err, DSA_E_BAD_REQUEST, "listen", "%s", config->listen,
+                        "too long for the fd socket's \".fd\"");
     return DSA_OK;
 }
 
@@ -139,7 +141,10 @@ static dsa_status parse_isa(const char *name, int32_t *isa_p, struct srv_err *er
     static const struct {
         const char *name;
         int32_t isa;
-    } table[] = {{"auto", DSK_ISA_AUTO}, {"generic", DSK_ISA_GENERIC}, {"avx2", DSK_ISA_AVX2}, {"avx512", DSK_ISA_AVX512}};
+    } table[] = {{"auto", DSK_ISA_AUTO},
+                 {"generic", DSK_ISA_GENERIC},
+                 {"avx2", DSK_ISA_AVX2},
+                 {"avx512", DSK_ISA_AVX512}};
 
     for (size_t i = 0; i < sizeof(table) / sizeof(table[0]); i++) {
         if (strcmp(table[i].name, name) == 0) {
@@ -177,7 +182,8 @@ static dsa_status start_worker(struct server *server, struct srv_err *err)
         .raw_scale = (float)config->raw_scale,
         .n_layers = (uint32_t)config->layers,
         .n_pages = server->n_pages,
-        .max_sequences = (uint32_t)config->max_sequences * (config->max_sessions < 16 ? (uint32_t)config->max_sessions : 16),
+        .max_sequences = (uint32_t)config->max_sequences
+                         * (config->max_sessions < 16 ? (uint32_t)config->max_sessions : 16),
         .max_sequences_per_session = (uint32_t)config->max_sequences,
         .max_sequence_tokens = config->max_sequence_tokens,
         .max_queue = (uint32_t)config->max_queue,
@@ -374,7 +380,8 @@ static dsa_status start(struct server *server, struct srv_err *err)
     server->svc->on_drain = begin_drain;
     server->svc->on_drain_arg = server;
     if (!srv_descriptors_load())
-        return srv_fail(err, DSA_E_INTERNAL, "descriptors", "%s", "", "the embedded descriptor set is damaged");
+        return srv_fail(err, DSA_E_INTERNAL, "descriptors", "%s", "",
+                        "the embedded descriptor set is damaged");
     if ((rc = start_worker(server, err)) != DSA_OK || (rc = start_rpc(server, err)) != DSA_OK
         || (rc = start_timers(server, err)) != DSA_OK)
         return rc;
@@ -412,11 +419,13 @@ static void report(const struct server *server)
 
 static int fail(const struct srv_err *err)
 {
-    fprintf(stderr, "dsad: %s: %s%s%s%s%s\n", srv_status_reason(err->code), err->field, err->value[0] ? "=" : "",
-            err->value, err->field[0] ? ": " : "", err->text);
+    fprintf(stderr, "dsad: %s: %s%s%s%s%s\n", srv_status_reason(err->code), err->field,
+            err->value[0] ? "=" : "", err->value, err->field[0] ? ": " : "", err->text);
     if (err->rule[0] != '\0')
         fprintf(stderr, "dsad: refused by support rule %s\n", err->rule);
-    return err->code == DSA_E_BAD_REQUEST || err->code == DSA_E_BAD_LAYOUT || err->code == DSA_E_UNSUPPORTED ? 2 : 1;
+    return err->code == DSA_E_BAD_REQUEST || err->code == DSA_E_BAD_LAYOUT || err->code == DSA_E_UNSUPPORTED
+               ? 2
+               : 1;
 }
 
 static int serve(struct server *server)

@@ -47,15 +47,15 @@ struct rpc_call {
     const struct rpc_method *method;
     void *data;
     struct tag close_tag, read_tag, send_tag, finish_tag;
-    int cancelled;                   /* written by RECV_CLOSE_ON_SERVER */
+    int cancelled; /* written by RECV_CLOSE_ON_SERVER */
     grpc_byte_buffer *read_buffer;
     struct rpc_message *first, *last; /* queued */
-    size_t queued_bytes;             /* the one in flight included */
+    size_t queued_bytes;              /* the one in flight included */
     size_t sending_bytes;
-    uint64_t send_since_us;          /* when the message in flight was given to gRPC */
-    struct rpc_call *prev, *next;    /* all calls */
-    unsigned n_tags;                 /* batches in flight; the call is freed at 0 */
-    struct rpc_call *next_reader;    /* of those that want their next message */
+    uint64_t send_since_us;       /* when the message in flight was given to gRPC */
+    struct rpc_call *prev, *next; /* all calls */
+    unsigned n_tags;              /* batches in flight; the call is freed at 0 */
+    struct rpc_call *next_reader; /* of those that want their next message */
     bool is_reading, wants_read, is_sending, metadata_sent, is_finishing, finish_wanted, is_closed, is_over;
     bool send_failed;
     int code;
@@ -70,15 +70,15 @@ struct rpc {
     grpc_server *server;
     grpc_completion_queue *cq;
     grpc_server_credentials *credentials;
-    grpc_channel *lame;              /* doorbells are calls on it */
-    struct arm *arms;                /* armed slots */
+    grpc_channel *lame; /* doorbells are calls on it */
+    struct arm *arms;   /* armed slots */
     struct rpc_call *calls;
     struct rpc_call *readers;
     struct tag shutdown_tag;
-    struct tag ring_tag;             /* of every bell: a ring may be taken after its bell is gone */
+    struct tag ring_tag; /* of every bell: a ring may be taken after its bell is gone */
     bool is_shutting_down, is_stopped;
     unsigned n_armed;
-    uint64_t n_messages;             /* received since start */
+    uint64_t n_messages; /* received since start */
 };
 
 struct rpc_bell {
@@ -187,7 +187,8 @@ static void on_read(struct tag *tag, bool ok)
     if (buffer && !call->is_over && !call->finish_wanted) {
         call->rpc->n_messages++;
         deliver(call, buffer);
-    } else if (!buffer && !call->is_over && !call->finish_wanted && !grpc_call_failed_before_recv_message(call->call)) {
+    } else if (!buffer && !call->is_over && !call->finish_wanted
+               && !grpc_call_failed_before_recv_message(call->call)) {
         if (call->method->shape != RPC_STREAM)
             rpc_finish(call, GRPC_STATUS_INVALID_ARGUMENT, "the call carries no request message", NULL, 0);
         else if (call->method->half_close)
@@ -425,7 +426,8 @@ static void ignore_message(struct rpc_call *call, const uint8_t *bytes, size_t n
     (void)n;
 }
 
-static const struct rpc_method unknown_method = {.path = "(unknown)", .shape = RPC_STREAM, .message = ignore_message};
+static const struct rpc_method unknown_method = {
+    .path = "(unknown)", .shape = RPC_STREAM, .message = ignore_message};
 
 static void begin_call(struct rpc *rpc, grpc_call *handle, grpc_slice path)
 {
@@ -482,7 +484,8 @@ static void arm_one(struct rpc *rpc)
     grpc_call_details_init(&arm->details);
     grpc_metadata_array_init(&arm->metadata);
     __tsan_release(&arm->tag);
-    if (grpc_server_request_call(rpc->server, &arm->call, &arm->details, &arm->metadata, rpc->cq, rpc->cq, &arm->tag)
+    if (grpc_server_request_call(rpc->server, &arm->call, &arm->details, &arm->metadata, rpc->cq, rpc->cq,
+                                 &arm->tag)
         != GRPC_CALL_OK) {
         arm_free(arm);
         return;
@@ -616,7 +619,8 @@ void rpc_add_fd(struct rpc *rpc, int fd)
 static gpr_timespec wait_deadline(uint64_t wait_us)
 {
     if (wait_us == 0)
-        return gpr_time_0(GPR_CLOCK_MONOTONIC); /* never gpr_now: core rounds that up to the next millisecond */
+        return gpr_time_0(
+            GPR_CLOCK_MONOTONIC); /* never gpr_now: core rounds that up to the next millisecond */
     if (wait_us == UINT64_MAX)
         return gpr_inf_future(GPR_CLOCK_MONOTONIC);
     return gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC), gpr_time_from_micros((int64_t)wait_us, GPR_TIMESPAN));
@@ -738,7 +742,8 @@ static void ignore_suspected_deadlocks(void)
 static void log_from_grpc(gpr_log_func_args *args)
 {
     /* Peers can cause these lines, so none of them is an error of ours. */
-    srv_log(args->severity == GPR_LOG_SEVERITY_ERROR ? SRV_LOG_WARN : SRV_LOG_DEBUG, "grpc: %s", args->message);
+    srv_log(args->severity == GPR_LOG_SEVERITY_ERROR ? SRV_LOG_WARN : SRV_LOG_DEBUG, "grpc: %s",
+            args->message);
 }
 
 void rpc_init(void)

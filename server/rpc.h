@@ -21,7 +21,7 @@ struct rpc_call;
 struct rpc_bell;
 
 enum rpc_shape {
-    RPC_UNARY,         /* one message in; one out through rpc_send, then rpc_finish: both leave in one batch */
+    RPC_UNARY, /* one message in; one out through rpc_send, then rpc_finish: both leave in one batch */
     RPC_SERVER_STREAM, /* one in, many out */
     RPC_STREAM,        /* many in, many out */
 };
@@ -51,7 +51,8 @@ struct rpc_config {
     uint64_t stall_timeout_us;  /* a message that the client does not take for this long ends its call */
 };
 
-SRV_MUST_CHECK dsa_status rpc_create(const struct rpc_config *config, struct rpc **rpc_p, struct srv_err *err);
+SRV_MUST_CHECK dsa_status rpc_create(const struct rpc_config *config, struct rpc **rpc_p,
+                                     struct srv_err *err);
 /* After rpc_shutdown was carried through (rpc_is_down). */
 void rpc_destroy(struct rpc *rpc);
 
@@ -72,7 +73,7 @@ void rpc_check_stalls(struct rpc *rpc, uint64_t now_us);
 
 /* Stop taking calls and tell the clients (GOAWAY). Running calls go on. */
 void rpc_shutdown(struct rpc *rpc);
-void rpc_cancel_all(struct rpc *rpc); /* end what still runs */
+void rpc_cancel_all(struct rpc *rpc);    /* end what still runs */
 bool rpc_is_down(const struct rpc *rpc); /* no call is left and the server has stopped */
 
 /* A doorbell makes a sleeping rpc_step return true. Ring it from any thread; one thread per bell at a time. */
@@ -92,7 +93,8 @@ void *rpc_call_data(const struct rpc_call *call); /* NULL until set */
 struct rpc_message;
 struct rpc_message *rpc_message_create(struct rpc *rpc, size_t n, uint8_t **bytes_p);
 struct rpc *rpc_call_rpc(const struct rpc_call *call);
-void rpc_send(struct rpc_call *call, struct rpc_message *message); /* takes the message; dropped if the call has failed */
+void rpc_send(struct rpc_call *call,
+              struct rpc_message *message); /* takes the message; dropped if the call has failed */
 
 /* The call's answer, after everything queued. code is a google.rpc.Code. details (may be NULL) goes out as
  * grpc-status-details-bin. A second finish is ignored. */

@@ -12,8 +12,8 @@ struct status_row {
 static struct status_row status_row(dsa_status status)
 {
     switch (status) {
-#define STATUS_CASE(name, value, reason, grpc_code, scope, text)                                      \
-    case name:                                                                                        \
+#define STATUS_CASE(name, value, reason, grpc_code, scope, text)                                             \
+    case name:                                                                                               \
         return (struct status_row){reason, text, grpc_code, scope};
         DSA_STATUS_MAP(STATUS_CASE)
 #undef STATUS_CASE

@@ -13,16 +13,28 @@
 /* ---- the methods -------------------------------------------------------------------------------- */
 
 #define SA "/dsa.v1.SparseAttention/"
-#define UNARY(method, handler) {.path = method, .shape = RPC_UNARY, .message = handler}
-#define UNARY_ON_WORKER(method, handler)                                                              \
-    {.path = method, .shape = RPC_UNARY, .message = handler, .closed = svc_request_call_closed}
-#define REFLECTION(version)                                                                           \
-    {.path = "/grpc.reflection." version ".ServerReflection/ServerReflectionInfo", .shape = RPC_STREAM, \
-     .message = svc_reflect, .half_close = svc_reflect_half_close, .drained = svc_reflect_drained}
+#define UNARY(method, handler)                                                                               \
+    {                                                                                                        \
+        .path = method, .shape = RPC_UNARY, .message = handler                                               \
+    }
+#define UNARY_ON_WORKER(method, handler)                                                                     \
+    {                                                                                                        \
+        .path = method, .shape = RPC_UNARY, .message = handler, .closed = svc_request_call_closed            \
+    }
+#define REFLECTION(version)                                                                                  \
+    {                                                                                                        \
+        .path = "/grpc.reflection." version ".ServerReflection/ServerReflectionInfo", .shape = RPC_STREAM,   \
+        .message = svc_reflect, .half_close = svc_reflect_half_close, .drained = svc_reflect_drained         \
+    }
 
 static const struct rpc_method methods[] = {
-    {.path = SA "Attend", .shape = RPC_STREAM, .open = svc_attend_open, .message = svc_attend_message,
-     .half_close = svc_attend_half_close, .drained = svc_attend_drained, .closed = svc_attend_closed},
+    {.path = SA "Attend",
+     .shape = RPC_STREAM,
+     .open = svc_attend_open,
+     .message = svc_attend_message,
+     .half_close = svc_attend_half_close,
+     .drained = svc_attend_drained,
+     .closed = svc_attend_closed},
     UNARY_ON_WORKER(SA "Append", svc_append),
     UNARY_ON_WORKER(SA "CreateSequence", svc_create_sequence),
     UNARY_ON_WORKER(SA "ForkSequence", svc_fork_sequence),
@@ -30,17 +42,26 @@ static const struct rpc_method methods[] = {
     UNARY_ON_WORKER(SA "ReleaseSequence", svc_release_sequence),
     UNARY_ON_WORKER(SA "GetSequence", svc_get_sequence),
     UNARY_ON_WORKER(SA "ImportRows", svc_import_rows),
-    {.path = SA "ExportRows", .shape = RPC_SERVER_STREAM, .message = svc_export_rows, .drained = svc_export_drained,
+    {.path = SA "ExportRows",
+     .shape = RPC_SERVER_STREAM,
+     .message = svc_export_rows,
+     .drained = svc_export_drained,
      .closed = svc_export_closed},
-    {.path = SA "OpenSession", .shape = RPC_STREAM, .open = svc_session_open, .message = svc_session_message,
-     .half_close = svc_session_half_close, .closed = svc_session_closed},
+    {.path = SA "OpenSession",
+     .shape = RPC_STREAM,
+     .open = svc_session_open,
+     .message = svc_session_message,
+     .half_close = svc_session_half_close,
+     .closed = svc_session_closed},
     UNARY(SA "RegisterRegion", svc_register_region),
     UNARY(SA "UnregisterRegion", svc_unregister_region),
     UNARY(SA "GetCapabilities", svc_get_capabilities),
     UNARY_ON_WORKER(SA "GetStats", svc_get_stats),
     UNARY(SA "Drain", svc_drain),
     UNARY("/grpc.health.v1.Health/Check", svc_health_check),
-    {.path = "/grpc.health.v1.Health/Watch", .shape = RPC_SERVER_STREAM, .message = svc_health_watch,
+    {.path = "/grpc.health.v1.Health/Watch",
+     .shape = RPC_SERVER_STREAM,
+     .message = svc_health_watch,
      .closed = svc_health_watch_closed},
     REFLECTION("v1"),
     REFLECTION("v1alpha"),
@@ -157,8 +178,8 @@ void svc_lease_close(struct svc_lease *lease, const struct srv_err *reason)
 
 /* ---- requests ------------------------------------------------------------------------------------ */
 
-struct svc_request *svc_request_create(struct svc_lease *lease, struct wire_arena *arena, struct rpc_call *call,
-                                       enum srv_op op)
+struct svc_request *svc_request_create(struct svc_lease *lease, struct wire_arena *arena,
+                                       struct rpc_call *call, enum srv_op op)
 {
     struct svc_request *request = wire_arena_get(arena, sizeof(*request));
 
@@ -212,7 +233,8 @@ static dsa_status admit(struct svc *svc, enum srv_op op, uint32_t n_pieces, stru
     return DSA_E_QUEUE_FULL;
 }
 
-dsa_status svc_request_submit(struct svc_request *request, uint32_t n_accesses, uint32_t n_pieces, struct srv_err *err)
+dsa_status svc_request_submit(struct svc_request *request, uint32_t n_accesses, uint32_t n_pieces,
+                              struct srv_err *err)
 {
     struct svc *svc = request->svc;
     struct srv_job *job = &request->job;
@@ -273,10 +295,10 @@ static void finish_request(struct svc_request *request)
     lease_end_if_quiet(lease);
 }
 
-/* An end that found the queue full is sent again: a session's pages are never given up. */
+/* An end that found no place in the queue is sent again: a session's pages are never given up. */
 static void end_session_done(struct svc_lease *lease, const struct srv_piece *piece)
 {
-    if (piece->err.code != DSA_E_QUEUE_FULL) {
+    if (piece->err.code != DSA_E_QUEUE_FULL && piece->err.code != DSA_E_NO_MEMORY) {
         lease_free(lease);
         return;
     }
@@ -354,7 +376,8 @@ void svc_tick(struct svc *svc)
         struct srv_err reason = {0};
 
         srv_fail(&reason, DSA_E_SESSION_EXPIRED, "", "%s", "",
-                 session->in_grace ? "the grace time after a lost stream is over" : "no heartbeat came within the lease");
+                 session->in_grace ? "the grace time after a lost stream is over"
+                                   : "no heartbeat came within the lease");
         svc_lease_close(session->stream, &reason);
     }
     rpc_check_stalls(svc->rpc, now);
@@ -374,8 +397,8 @@ static dsa_status create_tables(struct svc *svc, struct srv_err *err)
     dsa_status rc = srv_sessions_create(&sessions, &svc->sessions);
 
     if (rc == DSA_OK)
-        rc = srv_regions_create((uint32_t)config->max_regions, config->max_region_bytes, svc_region_release, svc,
-                                &svc->regions);
+        rc = srv_regions_create((uint32_t)config->max_regions, config->max_region_bytes, svc_region_release,
+                                svc, &svc->regions);
     return rc == DSA_OK ? DSA_OK : srv_fail(err, rc, "service", "%s", "", "%s", srv_status_text(rc));
 }
 
@@ -448,8 +471,8 @@ void svc_refuse(struct rpc_call *call, const struct srv_err *err)
     struct svc *svc = rpc_call_service(call);
 
     svc->counters.n_rejected++;
-    srv_log(SRV_LOG_DEBUG, "request refused method=%s reason=%s field=%s value=%s text=\"%s\"", rpc_call_path(call),
-            srv_status_reason(err->code), err->field, err->value, err->text);
+    srv_log(SRV_LOG_DEBUG, "request refused method=%s reason=%s field=%s value=%s text=\"%s\"",
+            rpc_call_path(call), srv_status_reason(err->code), err->field, err->value, err->text);
     wire_fail(call, err);
 }
 
@@ -464,9 +487,10 @@ bool svc_begin(struct rpc_call *call, const ProtobufCMessageDescriptor *type, co
     return false;
 }
 
-bool svc_begin_in_session(struct rpc_call *call, const ProtobufCMessageDescriptor *type, const uint8_t *bytes, size_t n,
-                          const ProtobufCBinaryData *(*session_of)(const ProtobufCMessage *),
-                          struct wire_arena **arena_p, ProtobufCMessage **message_p, struct svc_lease **lease_p)
+bool svc_begin_in_session(struct rpc_call *call, const ProtobufCMessageDescriptor *type, const uint8_t *bytes,
+                          size_t n, const ProtobufCBinaryData *(*session_of)(const ProtobufCMessage *),
+                          struct wire_arena **arena_p, ProtobufCMessage **message_p,
+                          struct svc_lease **lease_p)
 {
     struct srv_err err = {0};
 

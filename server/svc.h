@@ -32,30 +32,30 @@ struct svc_lease {
     struct svc_lease *prev, *next;
     struct srv_session *session; /* NULL once closed */
     uint64_t number;
-    struct rpc_call *call;       /* the OpenSession stream; NULL in grace */
+    struct rpc_call *call; /* the OpenSession stream; NULL in grace */
     struct svc_request *requests;
     struct svc_ticket *tickets;
     uint32_t n_tickets;
     bool is_closing;
-    bool end_waits;              /* the end_job found the ring full */
+    bool end_waits; /* the end_job found the ring full */
     struct srv_job end_job;
     struct srv_piece end_piece;
 };
 
 /* One request that a worker serves. Allocated in its message's arena, so everything goes together. */
 struct svc_request {
-    struct srv_job job;            /* first: pieces lead back here */
+    struct srv_job job; /* first: pieces lead back here */
     struct svc *svc;
     struct svc_lease *lease;
     struct svc_request *prev, *next; /* of the lease */
-    struct rpc_call *call;         /* NULL once the call is over */
+    struct rpc_call *call;           /* NULL once the call is over */
     struct wire_arena *arena;
     struct srv_region *regions[SVC_MAX_REGIONS];
     uint32_t n_regions;
-    uint64_t cost;                 /* flops, about */
-    void *buffer;                  /* inline results; freed with the request */
-    void *owner;                   /* of the method's code */
-    uint64_t request_id;           /* Attend streams: the client's */
+    uint64_t cost;       /* flops, about */
+    void *buffer;        /* inline results; freed with the request */
+    void *owner;         /* of the method's code */
+    uint64_t request_id; /* Attend streams: the client's */
     struct svc_request *stream_prev, *stream_next;
     /* One answer came. Called for each piece; after the last one the request is freed. */
     void (*on_piece)(struct svc_request *request, const struct srv_piece *piece);
@@ -73,72 +73,77 @@ struct svc {
     const struct dsk_layout *layout;
     uint32_t n_pages;
     uint32_t write_rule;
-    const char *fd_socket;       /* path or "" */
+    const char *fd_socket; /* path or "" */
     const char *version;
     struct srv_sessions *sessions;
     struct srv_regions *regions;
     struct svc_lease *leases;
-    struct svc_lease own;        /* what the server itself asks of a worker; number 0, not in the list */
+    struct svc_lease own; /* what the server itself asks of a worker; number 0, not in the list */
     struct svc_watch *watches;
     struct svc_counters counters;
-    uint32_t n_jobs;             /* submitted and not yet back */
-    uint32_t n_pieces;           /* pieces they may still send */
+    uint32_t n_jobs;   /* submitted and not yet back */
+    uint32_t n_pieces; /* pieces they may still send */
     uint32_t max_pieces;
     uint32_t n_ends_waiting;
     uint32_t n_unkicked;
     uint64_t unkicked_cost;
     uint64_t start_us;
     bool is_draining;
-    bool was_lost;               /* the device's loss has been told to the watchers */
+    bool was_lost;                                  /* the device's loss has been told to the watchers */
     void (*on_drain)(void *arg, uint64_t grace_us); /* the Drain method */
     void *on_drain_arg;
 };
 
 /* svc.c */
-SRV_MUST_CHECK dsa_status svc_create(const struct srv_config *config, struct svc **svc_p, struct srv_err *err);
+SRV_MUST_CHECK dsa_status svc_create(const struct srv_config *config, struct svc **svc_p,
+                                     struct srv_err *err);
 void svc_destroy(struct svc *svc); /* nothing is in flight any more */
 const struct rpc_method *svc_methods(size_t *n_methods_p);
-bool svc_settle(struct svc *svc, bool is_busy);             /* loop hook */
-void svc_set_sleeping(struct svc *svc, bool is_sleeping);   /* loop hook */
-void svc_tick(struct svc *svc);                             /* a few times a second: leases, stalls */
-void svc_begin_drain(struct svc *svc);                      /* refuse what is new, turn readiness off */
-void svc_close_sessions(struct svc *svc);                   /* end every session: what they own goes back */
-bool svc_is_idle(const struct svc *svc);                    /* no request and no session is left */
+bool svc_settle(struct svc *svc, bool is_busy);           /* loop hook */
+void svc_set_sleeping(struct svc *svc, bool is_sleeping); /* loop hook */
+void svc_tick(struct svc *svc);                           /* a few times a second: leases, stalls */
+void svc_begin_drain(struct svc *svc);                    /* refuse what is new, turn readiness off */
+void svc_close_sessions(struct svc *svc);                 /* end every session: what they own goes back */
+bool svc_is_idle(const struct svc *svc);                  /* no request and no session is left */
 bool svc_is_healthy(const struct svc *svc);
 
 /* Finds the lease of a session token. Errors fill err (field "session"). */
-SRV_MUST_CHECK dsa_status svc_lease_find(struct svc *svc, const ProtobufCBinaryData *token, struct svc_lease **lease_p,
-                                         struct srv_err *err);
+SRV_MUST_CHECK dsa_status svc_lease_find(struct svc *svc, const ProtobufCBinaryData *token,
+                                         struct svc_lease **lease_p, struct srv_err *err);
 /* Ends a session. reason may be NULL (the client asked). */
 void svc_lease_close(struct svc_lease *lease, const struct srv_err *reason);
 
 /* A request in the arena of its message. Takes the arena, also on failure (NULL: no memory; arena freed). */
-struct svc_request *svc_request_create(struct svc_lease *lease, struct wire_arena *arena, struct rpc_call *call,
-                                       enum srv_op op);
+struct svc_request *svc_request_create(struct svc_lease *lease, struct wire_arena *arena,
+                                       struct rpc_call *call, enum srv_op op);
 /* Notes a region that the request uses; region may be NULL. */
 void svc_request_hold(struct svc_request *request, struct srv_region *region);
 struct wire_regions svc_request_regions(const struct svc_request *request);
 /* Accesses: [n] of job.accesses are filled. n_pieces: how many answers there can be. Queues the job, or refuses:
  * DSA_E_QUEUE_FULL, DSA_E_DRAINING, DSA_E_DEVICE_LOST, DSA_E_NO_MEMORY; the request is still the caller's then. */
-SRV_MUST_CHECK dsa_status svc_request_submit(struct svc_request *request, uint32_t n_accesses, uint32_t n_pieces,
-                                             struct srv_err *err);
+SRV_MUST_CHECK dsa_status svc_request_submit(struct svc_request *request, uint32_t n_accesses,
+                                             uint32_t n_pieces, struct srv_err *err);
 void svc_request_cancel(struct svc_request *request);
-void svc_request_free(struct svc_request *request); /* one that was not submitted, or whose last piece is back */
+void svc_request_free(
+    struct svc_request *request); /* one that was not submitted, or whose last piece is back */
 
 /* Unpacks a unary request of a session and finds its lease: on failure the call has been answered, and false is returned. */
 bool svc_begin(struct rpc_call *call, const ProtobufCMessageDescriptor *type, const uint8_t *bytes, size_t n,
                struct wire_arena **arena_p, ProtobufCMessage **message_p);
-bool svc_begin_in_session(struct rpc_call *call, const ProtobufCMessageDescriptor *type, const uint8_t *bytes, size_t n,
-                          const ProtobufCBinaryData *(*session_of)(const ProtobufCMessage *),
-                          struct wire_arena **arena_p, ProtobufCMessage **message_p, struct svc_lease **lease_p);
+bool svc_begin_in_session(struct rpc_call *call, const ProtobufCMessageDescriptor *type, const uint8_t *bytes,
+                          size_t n, const ProtobufCBinaryData *(*session_of)(const ProtobufCMessage *),
+                          struct wire_arena **arena_p, ProtobufCMessage **message_p,
+                          struct svc_lease **lease_p);
 /* Counts and answers a refusal. */
 void svc_refuse(struct rpc_call *call, const struct srv_err *err);
 /* `closed` of unary methods that wait for a worker: the answer is not wanted any more. */
 void svc_request_call_closed(struct rpc_call *call, bool is_cancelled);
 
-/* svc_rows.c, shared with svc_attend.c: checks an AppendOp and fills job_append. `field` is the path of the AppendOp. */
-SRV_MUST_CHECK dsa_status svc_parse_append(struct svc_request *request, const Dsa__V1__AppendOp *op, const char *field,
-                                           struct srv_job_append *append, struct srv_err *err);
+/* svc_rows.c, shared with svc_attend.c: checks an AppendOp and fills job_append. `prefix` is the path of the
+ * AppendOp with its dot ("append."), for errors. */
+SRV_MUST_CHECK dsa_status svc_parse_append(struct svc_request *request, const Dsa__V1__AppendOp *op,
+                                           const char *prefix, struct srv_job_append *append,
+                                           struct srv_err *err);
 
 /* svc_health.c */
 void svc_health_changed(struct svc *svc);

@@ -11,16 +11,16 @@
 #include "server/svc.h"
 
 #define REPLY_OVERHEAD 4096 /* more than a reply has beside its results */
-#define N_BUCKETS 64 /* of the requests in flight, by request id */
+#define N_BUCKETS      64   /* of the requests in flight, by request id */
 
 struct stream {
     struct svc *svc;
-    struct rpc_call *call;      /* NULL once the call is over */
-    uint64_t session;           /* number; 0 until the first good message */
+    struct rpc_call *call; /* NULL once the call is over */
+    uint64_t session;      /* number; 0 until the first good message */
     uint8_t token[SRV_TOKEN_BYTES];
     struct svc_request *buckets[N_BUCKETS];
     uint32_t n_inflight;
-    uint64_t inflight_bytes;    /* inline results that requests in flight will produce */
+    uint64_t inflight_bytes; /* inline results that requests in flight will produce */
     bool is_half_closed;
 };
 
@@ -94,7 +94,8 @@ static void send_reply(struct stream *stream, const Dsa__V1__AttendReply *reply)
 {
     if (!wire_send(stream->call, &reply->base)) {
         srv_log(SRV_LOG_ERROR, "cannot send a reply, the stream ends request=%" PRIu64, reply->request_id);
-        rpc_finish(stream->call, srv_status_grpc_code(DSA_E_NO_MEMORY), "NO_MEMORY: no memory for a reply", NULL, 0);
+        rpc_finish(stream->call, srv_status_grpc_code(DSA_E_NO_MEMORY), "NO_MEMORY: no memory for a reply",
+                   NULL, 0);
     }
 }
 
@@ -104,8 +105,8 @@ static void refuse(struct stream *stream, uint64_t request_id, const struct srv_
     Dsa__V1__Status status;
 
     stream->svc->counters.n_rejected++;
-    srv_log(SRV_LOG_DEBUG, "attend refused request=%" PRIu64 " reason=%s field=%s value=%s text=\"%s\"", request_id,
-            srv_status_reason(err->code), err->field, err->value, err->text);
+    srv_log(SRV_LOG_DEBUG, "attend refused request=%" PRIu64 " reason=%s field=%s value=%s text=\"%s\"",
+            request_id, srv_status_reason(err->code), err->field, err->value, err->text);
     wire_status(err, &status);
     reply.request_id = request_id;
     reply.status = &status;
@@ -131,7 +132,11 @@ static bool lse_is_inline(const struct svc_request *request)
     const uint8_t *lse = attend->lse, *buffer = request->buffer;
 
     return buffer && lse
-           && lse == buffer + (out_is_inline(request) ? attend->n_rows * out_row_bytes(attend, request->svc->layout) : 0);
+           && lse
+                  == buffer
+                         + (out_is_inline(request)
+                                ? attend->n_rows * out_row_bytes(attend, request->svc->layout)
+                                : 0);
 }
 
 static uint64_t buffer_bytes(const struct svc_request *request)
@@ -148,7 +153,8 @@ static uint64_t buffer_bytes(const struct svc_request *request)
     return n;
 }
 
-static void fill_timings(const struct svc_request *request, const struct srv_piece *piece, Dsa__V1__Timings *timings)
+static void fill_timings(const struct svc_request *request, const struct srv_piece *piece,
+                         Dsa__V1__Timings *timings)
 {
     uint64_t arrival = request->job.arrival_us;
 
@@ -165,8 +171,10 @@ static void send_piece(struct stream *stream, struct svc_request *request, const
     const struct srv_job_attend *attend = &request->job.u.attend;
     uint64_t out_bytes = out_is_inline(request) ? out_row_bytes(attend, stream->svc->layout) : 0;
     uint64_t lse_bytes = lse_is_inline(request) ? attend->h_q * sizeof(float) : 0;
-    uint64_t room = stream->svc->config->max_message_bytes - REPLY_OVERHEAD, row_bytes = out_bytes + lse_bytes;
-    uint32_t n_fit = row_bytes > 0 && row_bytes * piece->n_rows > room ? (uint32_t)(room / row_bytes) : piece->n_rows;
+    uint64_t room = stream->svc->config->max_message_bytes - REPLY_OVERHEAD,
+             row_bytes = out_bytes + lse_bytes;
+    uint32_t n_fit =
+        row_bytes > 0 && row_bytes * piece->n_rows > room ? (uint32_t)(room / row_bytes) : piece->n_rows;
     uint8_t *out = request->buffer, *lse = (uint8_t *)attend->lse;
     Dsa__V1__Timings timings;
 
@@ -231,28 +239,37 @@ static void on_piece(struct svc_request *request, const struct srv_piece *piece)
 
 /* ---- reading a request ------------------------------------------------------------------------------ */
 
-static dsa_status parse_segments(struct svc_request *request, const Dsa__V1__AttendOp *op, struct srv_err *err)
+/* Only for errors; the result lives until the next call. */
+static const char *segment_field(size_t i, const char *name)
+{
+    static char field[64];
+
+    snprintf(field, sizeof(field), "attend.segments[%zu].%s", i, name);
+    return field;
+}
+
+static dsa_status parse_segments(struct svc_request *request, const Dsa__V1__AttendOp *op,
+                                 struct srv_err *err)
 {
     struct srv_job_attend *attend = &request->job.u.attend;
     const struct srv_config *config = request->svc->config;
     uint64_t n_rows = 0;
 
     if (op->n_segments == 0 || op->n_segments > config->max_segments)
-        return srv_fail(err, op->n_segments == 0 ? DSA_E_BAD_REQUEST : DSA_E_TOO_LARGE, "attend.segments", "%zu",
-                        op->n_segments, "1 to %" PRIu64 " segments", config->max_segments);
+        return srv_fail(err, op->n_segments == 0 ? DSA_E_BAD_REQUEST : DSA_E_TOO_LARGE, "attend.segments",
+                        "%zu", op->n_segments, "1 to %" PRIu64 " segments", config->max_segments);
     attend->segments = wire_arena_get(request->arena, sizeof(*attend->segments) * op->n_segments);
     if (!attend->segments)
         return srv_fail(err, DSA_E_NO_MEMORY, "attend.segments", "%zu", op->n_segments, "no memory");
     for (size_t i = 0; i < op->n_segments; i++) {
-        char field[64];
-
-        snprintf(field, sizeof(field), "attend.segments[%zu].%s", i, op->segments[i]->n_rows ? "sequence_id" : "n_rows");
         if (op->segments[i]->n_rows == 0)
-            return srv_fail(err, DSA_E_BAD_REQUEST, field, "%d", 0, "a segment has at least one row");
+            return srv_fail(err, DSA_E_BAD_REQUEST, segment_field(i, "n_rows"), "%d", 0,
+                            "a segment has at least one row");
         if (op->segments[i]->sequence_id == 0 && op->space != DSA__V1__INDEX_SPACE__INDEX_SPACE_PHYSICAL)
-            return srv_fail(err, DSA_E_NOT_FOUND, field, "%d", 0, "no such sequence in this session");
-        attend->segments[i] = (struct srv_job_segment){op->segments[i]->sequence_id, op->segments[i]->n_rows,
-                                                       (uint32_t)n_rows};
+            return srv_fail(err, DSA_E_NOT_FOUND, segment_field(i, "sequence_id"), "%d", 0,
+                            "no such sequence in this session");
+        attend->segments[i] =
+            (struct srv_job_segment){op->segments[i]->sequence_id, op->segments[i]->n_rows, (uint32_t)n_rows};
         n_rows += op->segments[i]->n_rows;
         if (n_rows > config->max_rows)
             return srv_fail(err, DSA_E_TOO_LARGE, "attend.segments", "%" PRIu64 " rows", n_rows,
@@ -276,7 +293,8 @@ static dsa_status parse_space(struct svc_request *request, const Dsa__V1__Attend
         return srv_fail(err, DSA_E_ACCESS, "attend.space", "%s", "PHYSICAL",
                         "this server was started without physical-indices");
     default:
-        return srv_fail(err, DSA_E_BAD_REQUEST, "attend.space", "%d", (int)op->space, "give LOGICAL or PHYSICAL");
+        return srv_fail(err, DSA_E_BAD_REQUEST, "attend.space", "%d", (int)op->space,
+                        "give LOGICAL or PHYSICAL");
     }
 }
 
@@ -285,8 +303,8 @@ static dsa_status parse_scalars(struct svc_request *request, const Dsa__V1__Atte
     struct srv_job_attend *attend = &request->job.u.attend;
 
     if (op->layer >= request->svc->config->layers)
-        return srv_fail(err, DSA_E_BAD_RANGE, "attend.layer", "%" PRIu32, op->layer, "the pool has %" PRIu64 " layers",
-                        request->svc->config->layers);
+        return srv_fail(err, DSA_E_BAD_RANGE, "attend.layer", "%" PRIu32, op->layer,
+                        "the pool has %" PRIu64 " layers", request->svc->config->layers);
     if (op->softmax_scale_value_case != DSA__V1__ATTEND_OP__SOFTMAX_SCALE_VALUE_SOFTMAX_SCALE)
         return srv_fail(err, DSA_E_BAD_REQUEST, "attend.softmax_scale", "%s", "absent",
                         "always given by the caller; it is never derived from a width");
@@ -310,8 +328,8 @@ static dsa_status parse_phase(const Dsa__V1__AttendOp *op, uint32_t *phase_p, st
     else if (strcmp(op->phase, "decode") == 0)
         *phase_p = SRV_PHASE_DECODE;
     else
-        return srv_fail(err, DSA_E_BAD_REQUEST, "attend.phase", "%s", wire_text(text, sizeof(text), op->phase),
-                        "give prefill, decode or nothing");
+        return srv_fail(err, DSA_E_BAD_REQUEST, "attend.phase", "%s",
+                        wire_text(text, sizeof(text), op->phase), "give prefill, decode or nothing");
     return DSA_OK;
 }
 
@@ -321,7 +339,8 @@ static bool uses_region(const Dsa__V1__Tensor *tensor)
 }
 
 /* The table of support rules has the last word on what is served. */
-static dsa_status check_rules(const struct svc_request *request, const Dsa__V1__AttendOp *op, struct srv_err *err)
+static dsa_status check_rules(const struct svc_request *request, const Dsa__V1__AttendOp *op,
+                              struct srv_err *err)
 {
     struct srv_rule_query query = {
         .device_kind = request->svc->config->device,
@@ -350,8 +369,8 @@ static dsa_status parse_inputs(struct svc_request *request, const Dsa__V1__Atten
 {
     struct srv_job_attend *attend = &request->job.u.attend;
     struct wire_regions regions = svc_request_regions(request);
-    struct wire_tensor_rule q_rule = {"attend.q", DSA__V1__DTYPE__DTYPE_BF16, 3,
-                                      {attend->n_rows, 0, (uint64_t)request->svc->layout->d_qk}};
+    struct wire_tensor_rule q_rule = {
+        "attend.q", DSA__V1__DTYPE__DTYPE_BF16, 3, {attend->n_rows, 0, (uint64_t)request->svc->layout->d_qk}};
     struct wire_tensor_rule index_rule = {"attend.indices", DSA__V1__DTYPE__DTYPE_I32, 2, {attend->n_rows}};
     struct wire_tensor_rule length_rule = {"attend.lengths", DSA__V1__DTYPE__DTYPE_I32, 1, {attend->n_rows}};
     struct wire_tensor_rule sink_rule = {"attend.sink", DSA__V1__DTYPE__DTYPE_F32, 1, {0}};
@@ -391,11 +410,13 @@ static dsa_status parse_outputs(struct svc_request *request, const Dsa__V1__Atte
 {
     struct srv_job_attend *attend = &request->job.u.attend;
     struct wire_regions regions = svc_request_regions(request);
-    Dsa__V1__DType dtype = op->out && op->out->dtype != DSA__V1__DTYPE__DTYPE_UNSPECIFIED ? op->out->dtype
-                                                                                           : DSA__V1__DTYPE__DTYPE_BF16;
-    struct wire_tensor_rule out_rule = {"attend.out", dtype, 3,
-                                        {attend->n_rows, attend->h_q, (uint64_t)request->svc->layout->d_v}};
-    struct wire_tensor_rule lse_rule = {"attend.lse", DSA__V1__DTYPE__DTYPE_F32, 2, {attend->n_rows, attend->h_q}};
+    Dsa__V1__DType dtype = op->out && op->out->dtype != DSA__V1__DTYPE__DTYPE_UNSPECIFIED
+                               ? op->out->dtype
+                               : DSA__V1__DTYPE__DTYPE_BF16;
+    struct wire_tensor_rule out_rule = {
+        "attend.out", dtype, 3, {attend->n_rows, attend->h_q, (uint64_t)request->svc->layout->d_v}};
+    struct wire_tensor_rule lse_rule = {
+        "attend.lse", DSA__V1__DTYPE__DTYPE_F32, 2, {attend->n_rows, attend->h_q}};
     struct wire_tensor out = {0}, lse = {0};
     dsa_status rc;
 
@@ -404,12 +425,15 @@ static dsa_status parse_outputs(struct svc_request *request, const Dsa__V1__Atte
     attend->out_dtype = dtype == DSA__V1__DTYPE__DTYPE_F32 ? DSK_DTYPE_F32 : DSK_DTYPE_BF16;
     if (op->lse && !op->want_lse)
         return srv_fail(err, DSA_E_BAD_REQUEST, "attend.lse", "%s", "given", "only together with want_lse");
-    if (op->lse && op->lse->dtype != DSA__V1__DTYPE__DTYPE_UNSPECIFIED && op->lse->dtype != DSA__V1__DTYPE__DTYPE_F32)
+    if (op->lse && op->lse->dtype != DSA__V1__DTYPE__DTYPE_UNSPECIFIED
+        && op->lse->dtype != DSA__V1__DTYPE__DTYPE_F32)
         return srv_fail(err, DSA_E_BAD_REQUEST, "attend.lse.dtype", "%d", (int)op->lse->dtype, "lse is F32");
-    if (op->out && op->out->region && (rc = wire_output_get(&regions, op->out, &out_rule, &out, err)) != DSA_OK)
+    if (op->out && op->out->region
+        && (rc = wire_output_get(&regions, op->out, &out_rule, &out, err)) != DSA_OK)
         return rc;
     svc_request_hold(request, out.region);
-    if (op->lse && op->lse->region && (rc = wire_output_get(&regions, op->lse, &lse_rule, &lse, err)) != DSA_OK)
+    if (op->lse && op->lse->region
+        && (rc = wire_output_get(&regions, op->lse, &lse_rule, &lse, err)) != DSA_OK)
         return rc;
     svc_request_hold(request, lse.region);
     attend->out = out.data;
@@ -433,7 +457,8 @@ static dsa_status take_buffer(struct svc_request *request, bool want_lse, struct
         return DSA_OK;
     if ((out_bytes + lse_bytes) / attend->n_rows > svc->config->max_message_bytes - REPLY_OVERHEAD)
         return srv_fail(err, DSA_E_TOO_LARGE, "attend.out", "%" PRIu64 " bytes a row",
-                        (out_bytes + lse_bytes) / attend->n_rows, "a message has at most %" PRIu64 " bytes; use a region",
+                        (out_bytes + lse_bytes) / attend->n_rows,
+                        "a message has at most %" PRIu64 " bytes; use a region",
                         svc->config->max_message_bytes);
     if (out_bytes + lse_bytes > svc->config->max_stream_bytes)
         return srv_fail(err, DSA_E_TOO_LARGE, "attend.out", "%" PRIu64 " bytes", out_bytes + lse_bytes,
@@ -480,7 +505,8 @@ static dsa_status list_accesses(struct svc_request *request, uint32_t *n_accesse
     qsort(list, n, sizeof(*list), compare_ids);
     for (uint32_t i = 0; i < n; i++)
         if (n_unique == 0 || list[n_unique - 1].sequence != list[i].sequence)
-            list[n_unique++] = (struct srv_batch_access){list[i].sequence, list[i].sequence == attend->append.sequence};
+            list[n_unique++] =
+                (struct srv_batch_access){list[i].sequence, list[i].sequence == attend->append.sequence};
     request->job.accesses = list;
     *n_accesses_p = n_unique;
     return DSA_OK;
@@ -498,7 +524,8 @@ static dsa_status submit_attend(struct svc_request *request, const Dsa__V1__Atte
         || (rc = check_rules(request, op, err)) != DSA_OK || (rc = parse_inputs(request, op, err)) != DSA_OK
         || (rc = parse_outputs(request, op, err)) != DSA_OK)
         return rc;
-    if (op->append && (rc = svc_parse_append(request, op->append, "attend.append", &attend->append, err)) != DSA_OK)
+    if (op->append
+        && (rc = svc_parse_append(request, op->append, "attend.append.", &attend->append, err)) != DSA_OK)
         return rc;
     if ((rc = take_buffer(request, op->want_lse, err)) != DSA_OK
         || (rc = list_accesses(request, &n_accesses, err)) != DSA_OK)
@@ -508,13 +535,14 @@ static dsa_status submit_attend(struct svc_request *request, const Dsa__V1__Atte
     node->key = (struct srv_batch_key){attend->layer, attend->h_q, attend->out_dtype, attend->flags};
     request->cost += 2 * (uint64_t)attend->n_rows * attend->h_q * attend->topk
                      * (uint64_t)(request->svc->layout->d_qk + request->svc->layout->d_v);
-    return svc_request_submit(request, n_accesses,
-                              (attend->n_rows + (uint32_t)config->chunk_rows - 1) / (uint32_t)config->chunk_rows, err);
+    return svc_request_submit(
+        request, n_accesses,
+        (attend->n_rows + (uint32_t)config->chunk_rows - 1) / (uint32_t)config->chunk_rows, err);
 }
 
 static dsa_status submit_append(struct svc_request *request, const Dsa__V1__AppendOp *op, struct srv_err *err)
 {
-    dsa_status rc = svc_parse_append(request, op, "append", &request->job.u.append, err);
+    dsa_status rc = svc_parse_append(request, op, "append.", &request->job.u.append, err);
 
     if (rc != DSA_OK)
         return rc;
@@ -527,8 +555,8 @@ static dsa_status submit_append(struct svc_request *request, const Dsa__V1__Appe
 
 /* ---- the stream ------------------------------------------------------------------------------------ */
 
-static dsa_status find_session(struct stream *stream, const ProtobufCBinaryData *token, struct svc_lease **lease_p,
-                               struct srv_err *err)
+static dsa_status find_session(struct stream *stream, const ProtobufCBinaryData *token,
+                               struct svc_lease **lease_p, struct srv_err *err)
 {
     ProtobufCBinaryData own = {SRV_TOKEN_BYTES, stream->token};
     dsa_status rc;
@@ -541,20 +569,23 @@ static dsa_status find_session(struct stream *stream, const ProtobufCBinaryData 
         }
         return rc;
     }
-    if (token->len > 0 && (token->len != SRV_TOKEN_BYTES || memcmp(token->data, stream->token, SRV_TOKEN_BYTES) != 0))
+    if (token->len > 0
+        && (token->len != SRV_TOKEN_BYTES || memcmp(token->data, stream->token, SRV_TOKEN_BYTES) != 0))
         return srv_fail(err, DSA_E_PRECONDITION, "session", "%zu bytes", token->len,
                         "a stream belongs to the session of its first message");
     return svc_lease_find(stream->svc, &own, lease_p, err);
 }
 
-static dsa_status check_envelope(struct stream *stream, const Dsa__V1__AttendRequest *message, struct srv_err *err)
+static dsa_status check_envelope(struct stream *stream, const Dsa__V1__AttendRequest *message,
+                                 struct srv_err *err)
 {
     if (message->request_id == 0)
         return srv_fail(err, DSA_E_BAD_REQUEST, "request_id", "%d", 0, "a request id is not 0");
     if (message->op_case == DSA__V1__ATTEND_REQUEST__OP__NOT_SET)
         return srv_fail(err, DSA_E_BAD_REQUEST, "op", "%s", "absent", "give attend, append or cancel");
     if (message->priority < -100 || message->priority > 100)
-        return srv_fail(err, DSA_E_BAD_RANGE, "priority", "%" PRId32, message->priority, "must be -100 to 100");
+        return srv_fail(err, DSA_E_BAD_RANGE, "priority", "%" PRId32, message->priority,
+                        "must be -100 to 100");
     if (message->op_case != DSA__V1__ATTEND_REQUEST__OP_CANCEL && find_request(stream, message->request_id))
         return srv_fail(err, DSA_E_EXISTS, "request_id", "%" PRIu64, message->request_id,
                         "a request with this id is in flight");
@@ -570,11 +601,13 @@ static void cancel(struct stream *stream, const Dsa__V1__CancelOp *op)
 }
 
 /* Takes the arena. */
-static dsa_status begin_request(struct stream *stream, struct svc_lease *lease, const Dsa__V1__AttendRequest *message,
-                                struct wire_arena *arena, struct srv_err *err)
+static dsa_status begin_request(struct stream *stream, struct svc_lease *lease,
+                                const Dsa__V1__AttendRequest *message, struct wire_arena *arena,
+                                struct srv_err *err)
 {
     bool is_attend = message->op_case == DSA__V1__ATTEND_REQUEST__OP_ATTEND;
-    struct svc_request *request = svc_request_create(lease, arena, NULL, is_attend ? SRV_OP_ATTEND : SRV_OP_APPEND);
+    struct svc_request *request =
+        svc_request_create(lease, arena, NULL, is_attend ? SRV_OP_ATTEND : SRV_OP_APPEND);
     struct srv_job *job;
     dsa_status rc;
 
@@ -584,9 +617,11 @@ static dsa_status begin_request(struct stream *stream, struct svc_lease *lease, 
     request->request_id = message->request_id;
     request->on_piece = on_piece;
     job->node.priority = message->priority;
-    if (message->deadline_us > 0 && __builtin_add_overflow(job->arrival_us, message->deadline_us, &job->node.deadline_us))
+    if (message->deadline_us > 0
+        && __builtin_add_overflow(job->arrival_us, message->deadline_us, &job->node.deadline_us))
         job->node.deadline_us = UINT64_MAX;
-    rc = is_attend ? submit_attend(request, message->attend, err) : submit_append(request, message->append, err);
+    rc = is_attend ? submit_attend(request, message->attend, err)
+                   : submit_append(request, message->append, err);
     if (rc == DSA_OK)
         add_request(stream, request);
     else

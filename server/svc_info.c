@@ -139,7 +139,7 @@ static void fill_rules(struct capabilities *c)
 
 void svc_get_capabilities(struct rpc_call *call, const uint8_t *bytes, size_t n)
 {
-    static char *features[] = {"inline",  "memfd",     "append_in_attend", "fork",   "export", "import",
+    static char *features[] = {"inline",  "memfd",     "append_in_attend", "fork",   "export",  "import",
                                "chunked", "deadlines", "priorities",       "cancel", "reattach"};
     struct svc *svc = rpc_call_service(call);
     struct capabilities *c;

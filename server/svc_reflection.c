@@ -25,7 +25,8 @@ static void reply_error(struct rpc_call *call, reflect_response *response, int c
 
     error.error_code = code;
     error.error_message = (char *)(uintptr_t)text;
-    response->message_response_case = GRPC__REFLECTION__V1__SERVER_REFLECTION_RESPONSE__MESSAGE_RESPONSE_ERROR_RESPONSE;
+    response->message_response_case =
+        GRPC__REFLECTION__V1__SERVER_REFLECTION_RESPONSE__MESSAGE_RESPONSE_ERROR_RESPONSE;
     response->error_response = &error;
     send_response(call, response);
 }
@@ -50,7 +51,8 @@ static void reply_services(struct rpc_call *call, reflect_response *response)
     send_response(call, response);
 }
 
-static void reply_files(struct rpc_call *call, reflect_response *response, const struct srv_proto_file *files, size_t n)
+static void reply_files(struct rpc_call *call, reflect_response *response, const struct srv_proto_file *files,
+                        size_t n)
 {
     Grpc__Reflection__V1__FileDescriptorResponse list = GRPC__REFLECTION__V1__FILE_DESCRIPTOR_RESPONSE__INIT;
     ProtobufCBinaryData bytes[SRV_MAX_FILES];
@@ -81,7 +83,8 @@ static void answer(struct rpc_call *call, reflect_request *request)
         reply_services(call, &response);
         break;
     case GRPC__REFLECTION__V1__SERVER_REFLECTION_REQUEST__MESSAGE_REQUEST_FILE_BY_FILENAME:
-        reply_files(call, &response, files, srv_descriptors_by_name(request->file_by_filename, files, SRV_MAX_FILES));
+        reply_files(call, &response, files,
+                    srv_descriptors_by_name(request->file_by_filename, files, SRV_MAX_FILES));
         break;
     case GRPC__REFLECTION__V1__SERVER_REFLECTION_REQUEST__MESSAGE_REQUEST_FILE_CONTAINING_SYMBOL:
         reply_files(call, &response, files,
@@ -98,7 +101,8 @@ void svc_reflect(struct rpc_call *call, const uint8_t *bytes, size_t n)
     ProtobufCMessage *message;
     struct srv_err err = {0};
 
-    if (wire_unpack(&grpc__reflection__v1__server_reflection_request__descriptor, bytes, n, &arena, &message, &err)
+    if (wire_unpack(&grpc__reflection__v1__server_reflection_request__descriptor, bytes, n, &arena, &message,
+                    &err)
         != DSA_OK) {
         svc_refuse(call, &err);
         return;

@@ -49,7 +49,8 @@ static dsa_status check_request(const struct svc *svc, const Dsa__V1__RegisterRe
 
     if (request->access != DSA__V1__REGION_ACCESS__REGION_ACCESS_READ
         && request->access != DSA__V1__REGION_ACCESS__REGION_ACCESS_READ_WRITE)
-        return srv_fail(err, DSA_E_BAD_REQUEST, "access", "%d", (int)request->access, "give READ or READ_WRITE");
+        return srv_fail(err, DSA_E_BAD_REQUEST, "access", "%d", (int)request->access,
+                        "give READ or READ_WRITE");
     if (request->base_offset % REGION_ALIGN != 0)
         return srv_fail(err, DSA_E_BAD_RANGE, "base_offset", "%" PRIu64, request->base_offset,
                         "must be a multiple of %u", REGION_ALIGN);
@@ -100,7 +101,8 @@ static dsa_status map_region(const Dsa__V1__RegisterRegionRequest *request, int 
     map = mmap(NULL, request->size, want_write ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED, fd,
                (off_t)request->base_offset);
     if (map == MAP_FAILED)
-        return srv_fail(err, DSA_E_NO_MEMORY, "size", "%" PRIu64, request->size, "cannot map: %s", strerror(errno));
+        return srv_fail(err, DSA_E_NO_MEMORY, "size", "%" PRIu64, request->size, "cannot map: %s",
+                        strerror(errno));
     region->base = map;
     region->size = request->size;
     region->writable = want_write;
@@ -155,8 +157,8 @@ void svc_register_region(struct rpc_call *call, const uint8_t *bytes, size_t n)
     struct srv_err err = {0};
     dsa_status rc;
 
-    if (!svc_begin_in_session(call, &dsa__v1__register_region_request__descriptor, bytes, n, session_of_register,
-                              &arena, &message, &lease))
+    if (!svc_begin_in_session(call, &dsa__v1__register_region_request__descriptor, bytes, n,
+                              session_of_register, &arena, &message, &lease))
         return;
     request = (const Dsa__V1__RegisterRegionRequest *)message;
     switch (request->kind_case) {
@@ -202,14 +204,15 @@ void svc_unregister_region(struct rpc_call *call, const uint8_t *bytes, size_t n
     struct srv_err err = {0};
     bool is_gone;
 
-    if (!svc_begin_in_session(call, &dsa__v1__unregister_region_request__descriptor, bytes, n, session_of_unregister,
-                              &arena, &message, &lease))
+    if (!svc_begin_in_session(call, &dsa__v1__unregister_region_request__descriptor, bytes, n,
+                              session_of_unregister, &arena, &message, &lease))
         return;
     request = (const Dsa__V1__UnregisterRegionRequest *)message;
-    if (srv_region_remove(svc->regions, lease->number, request->region_id.data, request->region_id.len, &is_gone,
-                          &err)
+    if (srv_region_remove(svc->regions, lease->number, request->region_id.data, request->region_id.len,
+                          &is_gone, &err)
         == DSA_OK) {
-        reply.state = is_gone ? DSA__V1__REGION_STATE__REGION_STATE_GONE : DSA__V1__REGION_STATE__REGION_STATE_PENDING;
+        reply.state =
+            is_gone ? DSA__V1__REGION_STATE__REGION_STATE_GONE : DSA__V1__REGION_STATE__REGION_STATE_PENDING;
         wire_reply(call, &reply.base);
     } else {
         svc_refuse(call, &err);

@@ -11,34 +11,32 @@
 
 /* ---- checks ------------------------------------------------------------------------------------- */
 
-static dsa_status check_layers(const struct svc *svc, uint32_t layer, uint32_t n_layers, const char *field,
-                               struct srv_err *err)
+static dsa_status check_layers(const struct svc *svc, uint32_t layer, uint32_t n_layers, struct srv_err *err)
 {
-    char path[64];
-
-    if (layer >= svc->config->layers || n_layers > svc->config->layers - layer) {
-        snprintf(path, sizeof(path), "%s%s", field, layer >= svc->config->layers ? "layer" : "n_layers");
-        return srv_fail(err, DSA_E_BAD_RANGE, path, "%" PRIu32, layer >= svc->config->layers ? layer : n_layers,
+    if (layer >= svc->config->layers)
+        return srv_fail(err, DSA_E_BAD_RANGE, "layer", "%" PRIu32, layer, "the pool has %" PRIu64 " layers",
+                        svc->config->layers);
+    if (n_layers > svc->config->layers - layer)
+        return srv_fail(err, DSA_E_BAD_RANGE, "n_layers", "%" PRIu32, n_layers,
                         "the pool has %" PRIu64 " layers", svc->config->layers);
-    }
     return DSA_OK;
 }
 
 /* rows [n, width] or [n_layers, n, width]: where they are, how many, and how to step. */
-static dsa_status parse_rows(struct svc_request *request, const Dsa__V1__Tensor *tensor, const char *field,
-                             Dsa__V1__DType dtype, uint32_t width, uint32_t n_layers, struct srv_job_append *append,
+static dsa_status parse_rows(struct svc_request *request, const Dsa__V1__Tensor *tensor, Dsa__V1__DType dtype,
+                             uint32_t width, uint32_t n_layers, struct srv_job_append *append,
                              struct srv_err *err)
 {
     const struct svc *svc = request->svc;
     bool has_layers = tensor && tensor->n_shape == 3;
-    struct wire_tensor_rule rule = {.field = field, .dtype = dtype, .rank = has_layers ? 3 : 2};
+    struct wire_tensor_rule rule = {.field = "rows", .dtype = dtype, .rank = has_layers ? 3 : 2};
     struct wire_regions regions = svc_request_regions(request);
     struct wire_tensor rows;
     uint64_t n_rows;
     dsa_status rc;
 
     if (n_layers > 1 && tensor && !has_layers)
-        return srv_fail(err, DSA_E_BAD_SHAPE, field, "rank %zu", tensor->n_shape,
+        return srv_fail(err, DSA_E_BAD_SHAPE, "rows.shape", "rank %zu", tensor->n_shape,
                         "rows for several layers have the shape [n_layers, n, %" PRIu32 "]", width);
     rule.shape[0] = has_layers ? n_layers : 0;
     rule.shape[rule.rank - 1] = width;
@@ -47,8 +45,9 @@ static dsa_status parse_rows(struct svc_request *request, const Dsa__V1__Tensor 
     svc_request_hold(request, rows.region);
     n_rows = rows.shape[rule.rank - 2];
     if (n_rows > svc->config->max_append_rows || n_rows * n_layers > svc->config->max_append_rows)
-        return srv_fail(err, DSA_E_TOO_LARGE, field, "%" PRIu64, n_rows,
-                        "at most %" PRIu64 " tokens times layers in one append", svc->config->max_append_rows);
+        return srv_fail(err, DSA_E_TOO_LARGE, "rows", "%" PRIu64, n_rows,
+                        "at most %" PRIu64 " tokens times layers in one append",
+                        svc->config->max_append_rows);
     append->n_tokens = (uint32_t)n_rows;
     append->rows = rows.data;
     append->row_bytes = rows.strides[rule.rank - 2];
@@ -56,7 +55,7 @@ static dsa_status parse_rows(struct svc_request *request, const Dsa__V1__Tensor 
     return DSA_OK;
 }
 
-static dsa_status parse_rule(const struct svc *svc, Dsa__V1__WriteRule rule, const char *field, uint32_t *rule_p,
+static dsa_status parse_rule(const struct svc *svc, Dsa__V1__WriteRule rule, uint32_t *rule_p,
                              struct srv_err *err)
 {
     switch (rule) {
@@ -70,35 +69,41 @@ static dsa_status parse_rule(const struct svc *svc, Dsa__V1__WriteRule rule, con
         *rule_p = DSK_RULE_POW2;
         return DSA_OK;
     default:
-        return srv_fail(err, DSA_E_BAD_REQUEST, field, "%d", (int)rule, "no such write rule");
+        return srv_fail(err, DSA_E_BAD_REQUEST, "rule", "%d", (int)rule, "no such write rule");
     }
 }
 
-dsa_status svc_parse_append(struct svc_request *request, const Dsa__V1__AppendOp *op, const char *field,
-                            struct srv_job_append *append, struct srv_err *err)
+static dsa_status parse_append(struct svc_request *request, const Dsa__V1__AppendOp *op,
+                               struct srv_job_append *append, struct srv_err *err)
 {
     const struct svc *svc = request->svc;
-    char prefix[32], sequence_field[48], rows_field[40], rule_field[40];
     dsa_status rc;
 
-    snprintf(prefix, sizeof(prefix), "%s.", field);
-    snprintf(sequence_field, sizeof(sequence_field), "%s.sequence_id", field);
-    snprintf(rows_field, sizeof(rows_field), "%s.rows", field);
-    snprintf(rule_field, sizeof(rule_field), "%s.rule", field);
     memset(append, 0, sizeof(*append));
     append->sequence = op->sequence_id;
     append->layer = op->layer;
     append->n_layers = op->n_layers > 0 ? op->n_layers : 1;
     append->strict = op->strict;
-    append->position = op->position_value_case == DSA__V1__APPEND_OP__POSITION_VALUE_POSITION ? op->position : UINT64_MAX;
+    append->position =
+        op->position_value_case == DSA__V1__APPEND_OP__POSITION_VALUE_POSITION ? op->position : UINT64_MAX;
     if (op->sequence_id == 0)
-        return srv_fail(err, DSA_E_NOT_FOUND, sequence_field, "%d", 0, "no such sequence in this session");
-    if ((rc = check_layers(svc, append->layer, append->n_layers, prefix, err)) != DSA_OK
-        || (rc = parse_rule(svc, op->rule, rule_field, &append->rule, err)) != DSA_OK)
+        return srv_fail(err, DSA_E_NOT_FOUND, "sequence_id", "%d", 0, "no such sequence in this session");
+    if ((rc = check_layers(svc, append->layer, append->n_layers, err)) != DSA_OK
+        || (rc = parse_rule(svc, op->rule, &append->rule, err)) != DSA_OK)
         return rc;
-    rc = parse_rows(request, op->rows, rows_field, DSA__V1__DTYPE__DTYPE_BF16, (uint32_t)svc->layout->d_qk,
+    rc = parse_rows(request, op->rows, DSA__V1__DTYPE__DTYPE_BF16, (uint32_t)svc->layout->d_qk,
                     append->n_layers, append, err);
     request->cost += (uint64_t)append->n_tokens * append->n_layers * (uint64_t)svc->layout->d_qk * 32;
+    return rc;
+}
+
+dsa_status svc_parse_append(struct svc_request *request, const Dsa__V1__AppendOp *op, const char *prefix,
+                            struct srv_job_append *append, struct srv_err *err)
+{
+    dsa_status rc = parse_append(request, op, append, err);
+
+    if (rc != DSA_OK)
+        srv_err_prefix(err, prefix);
     return rc;
 }
 
@@ -131,7 +136,8 @@ static dsa_status submit_append(struct svc_request *request, struct srv_err *err
     return svc_request_submit(request, 1, 1, err);
 }
 
-static void settle_unary(struct rpc_call *call, struct svc_request *request, dsa_status rc, const struct srv_err *err)
+static void settle_unary(struct rpc_call *call, struct svc_request *request, dsa_status rc,
+                         const struct srv_err *err)
 {
     if (rc == DSA_OK) {
         rpc_call_set_data(call, request);
@@ -164,8 +170,8 @@ void svc_append(struct rpc_call *call, const uint8_t *bytes, size_t n)
     struct srv_err err = {0};
     dsa_status rc;
 
-    if (!svc_begin_in_session(call, &dsa__v1__append_request__descriptor, bytes, n, session_of_append, &arena, &base,
-                              &lease))
+    if (!svc_begin_in_session(call, &dsa__v1__append_request__descriptor, bytes, n, session_of_append, &arena,
+                              &base, &lease))
         return;
     message = (const Dsa__V1__AppendRequest *)base;
     request = svc_request_create(lease, arena, call, SRV_OP_APPEND);
@@ -176,7 +182,7 @@ void svc_append(struct rpc_call *call, const uint8_t *bytes, size_t n)
     if (!message->append)
         rc = srv_fail(&err, DSA_E_BAD_REQUEST, "append", "%s", "absent", "this message is needed");
     else
-        rc = svc_parse_append(request, message->append, "append", &request->job.u.append, &err);
+        rc = svc_parse_append(request, message->append, "append.", &request->job.u.append, &err);
     if (rc == DSA_OK)
         rc = submit_append(request, &err);
     settle_unary(call, request, rc, &err);
@@ -201,9 +207,9 @@ static dsa_status parse_import(struct svc_request *request, const Dsa__V1__Impor
                         svc->layout->name);
     if (message->sequence_id == 0)
         return srv_fail(err, DSA_E_NOT_FOUND, "sequence_id", "%d", 0, "no such sequence in this session");
-    if ((rc = check_layers(svc, append->layer, append->n_layers, "", err)) != DSA_OK)
+    if ((rc = check_layers(svc, append->layer, append->n_layers, err)) != DSA_OK)
         return rc;
-    return parse_rows(request, message->rows, "rows", DSA__V1__DTYPE__DTYPE_U8, (uint32_t)svc->layout->row_bytes,
+    return parse_rows(request, message->rows, DSA__V1__DTYPE__DTYPE_U8, (uint32_t)svc->layout->row_bytes,
                       append->n_layers, append, err);
 }
 
@@ -221,8 +227,8 @@ void svc_import_rows(struct rpc_call *call, const uint8_t *bytes, size_t n)
     struct srv_err err = {0};
     dsa_status rc;
 
-    if (!svc_begin_in_session(call, &dsa__v1__import_rows_request__descriptor, bytes, n, session_of_import, &arena,
-                              &message, &lease))
+    if (!svc_begin_in_session(call, &dsa__v1__import_rows_request__descriptor, bytes, n, session_of_import,
+                              &arena, &message, &lease))
         return;
     request = svc_request_create(lease, arena, call, SRV_OP_IMPORT);
     if (!request) {
@@ -239,11 +245,12 @@ void svc_import_rows(struct rpc_call *call, const uint8_t *bytes, size_t n)
 
 /* One export: a job per chunk, the next one only when the last has left, so a client that does not read holds one
  * chunk and no more. */
-struct export {
-    struct rpc_call *call;       /* NULL once the call is over */
+struct export
+{
+    struct rpc_call *call; /* NULL once the call is over */
     struct svc *svc;
     uint8_t session[SRV_TOKEN_BYTES];
-    struct svc_request *running; /* the chunk at the worker */
+    struct svc_request *running;  /* the chunk at the worker */
     uint64_t sequence, next, end; /* end UINT64_MAX: to the end of the sequence */
     uint32_t layer;
     uint32_t row_bytes;
@@ -274,7 +281,7 @@ static void on_exported(struct svc_request *request, const struct srv_piece *pie
         export->is_done = true;
         return;
     }
-    chunk.layout = (Dsa__V1__Layout)export->svc->layout->id;
+    chunk.layout = (Dsa__V1__Layout) export->svc->layout->id;
     chunk.first = job->first;
     chunk.n_tokens = job->n_tokens;
     chunk.rows.data = job->out;
@@ -369,19 +376,20 @@ static const ProtobufCBinaryData *session_of_export(const ProtobufCMessage *mess
     return &((const Dsa__V1__ExportRowsRequest *)message)->session;
 }
 
-static dsa_status make_export(struct rpc_call *call, const Dsa__V1__ExportRowsRequest *message, struct export **export_p,
-                              struct srv_err *err)
+static dsa_status make_export(struct rpc_call *call, const Dsa__V1__ExportRowsRequest *message,
+                              struct export **export_p, struct srv_err *err)
 {
     struct svc *svc = rpc_call_service(call);
     bool as_bf16 = message->dtype == DSA__V1__DTYPE__DTYPE_BF16;
     struct export *export;
     dsa_status rc;
 
-    if (!as_bf16 && message->dtype != DSA__V1__DTYPE__DTYPE_UNSPECIFIED && message->dtype != DSA__V1__DTYPE__DTYPE_U8)
+    if (!as_bf16 && message->dtype != DSA__V1__DTYPE__DTYPE_UNSPECIFIED
+        && message->dtype != DSA__V1__DTYPE__DTYPE_U8)
         return srv_fail(err, DSA_E_BAD_REQUEST, "dtype", "%d", (int)message->dtype, "give U8 or BF16");
     if (message->sequence_id == 0)
         return srv_fail(err, DSA_E_NOT_FOUND, "sequence_id", "%d", 0, "no such sequence in this session");
-    if ((rc = check_layers(svc, message->layer, 1, "", err)) != DSA_OK)
+    if ((rc = check_layers(svc, message->layer, 1, err)) != DSA_OK)
         return rc;
     export = calloc(1, sizeof(*export));
     if (!export)
@@ -408,8 +416,8 @@ void svc_export_rows(struct rpc_call *call, const uint8_t *bytes, size_t n)
     struct export *export;
     struct srv_err err = {0};
 
-    if (!svc_begin_in_session(call, &dsa__v1__export_rows_request__descriptor, bytes, n, session_of_export, &arena,
-                              &message, &lease))
+    if (!svc_begin_in_session(call, &dsa__v1__export_rows_request__descriptor, bytes, n, session_of_export,
+                              &arena, &message, &lease))
         return;
     if (make_export(call, (const Dsa__V1__ExportRowsRequest *)message, &export, &err) == DSA_OK) {
         rpc_call_set_data(call, export);

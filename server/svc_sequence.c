@@ -11,7 +11,8 @@
  * name in the message's descriptor. */
 static const void *field_of(const ProtobufCMessage *message, const char *name)
 {
-    const ProtobufCFieldDescriptor *field = protobuf_c_message_descriptor_get_field_by_name(message->descriptor, name);
+    const ProtobufCFieldDescriptor *field =
+        protobuf_c_message_descriptor_get_field_by_name(message->descriptor, name);
 
     return field ? (const char *)message + field->offset : NULL;
 }
@@ -81,7 +82,8 @@ static dsa_status make_get_room(struct svc_request *request, struct srv_err *err
     return DSA_OK;
 }
 
-static dsa_status submit(struct svc_request *request, const ProtobufCMessage *message, bool is_write, struct srv_err *err)
+static dsa_status submit(struct svc_request *request, const ProtobufCMessage *message, bool is_write,
+                         struct srv_err *err)
 {
     struct srv_job *job = &request->job;
     dsa_status rc = DSA_OK;
@@ -99,8 +101,8 @@ static dsa_status submit(struct svc_request *request, const ProtobufCMessage *me
     return svc_request_submit(request, job->op == SRV_OP_CREATE ? 0 : 1, 1, err);
 }
 
-static void serve(struct rpc_call *call, const uint8_t *bytes, size_t n, const ProtobufCMessageDescriptor *type,
-                  enum srv_op op, bool is_write)
+static void serve(struct rpc_call *call, const uint8_t *bytes, size_t n,
+                  const ProtobufCMessageDescriptor *type, enum srv_op op, bool is_write)
 {
     struct svc_request *request;
     struct wire_arena *arena;
@@ -144,7 +146,8 @@ void svc_create_sequence(struct rpc_call *call, const uint8_t *bytes, size_t n)
 
     if (!svc_begin(call, &dsa__v1__create_sequence_request__descriptor, bytes, n, &arena, &message))
         return;
-    rc = check_device(rpc_call_service(call), ((const Dsa__V1__CreateSequenceRequest *)message)->device_uuid, &err);
+    rc = check_device(rpc_call_service(call), ((const Dsa__V1__CreateSequenceRequest *)message)->device_uuid,
+                      &err);
     wire_arena_free(arena);
     if (rc == DSA_OK)
         serve(call, bytes, n, &dsa__v1__create_sequence_request__descriptor, SRV_OP_CREATE, true);

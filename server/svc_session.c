@@ -30,8 +30,8 @@ static dsa_status make_lease(struct svc *svc, const Dsa__V1__SessionOpen *open, 
         free(lease);
         return srv_fail(err, DSA_E_INTERNAL, "open", "%s", "", "no random bytes for a token");
     }
-    rc = srv_session_open(svc->sessions, token, wire_text(name, sizeof(name), open->client_name), open->lease_us,
-                          open->grace_us, srv_now_us(), &lease->session, err);
+    rc = srv_session_open(svc->sessions, token, wire_text(name, sizeof(name), open->client_name),
+                          open->lease_us, open->grace_us, srv_now_us(), &lease->session, err);
     if (rc != DSA_OK) {
         free(lease);
         return rc;
@@ -87,17 +87,18 @@ static dsa_status begin_session(struct rpc_call *call, const Dsa__V1__SessionOpe
     dsa_status rc;
 
     if (strlen(open->client_name) > 64)
-        return srv_fail(err, DSA_E_BAD_REQUEST, "open.client_name", "%s", wire_text(text, 24, open->client_name),
-                        "at most 64 bytes");
+        return srv_fail(err, DSA_E_BAD_REQUEST, "open.client_name", "%s",
+                        wire_text(text, 24, open->client_name), "at most 64 bytes");
     if (svc->is_draining)
         return srv_fail(err, DSA_E_DRAINING, "open", "%s", "", "the server is going down");
     rc = is_reattach ? reattach(svc, open, call, &lease, err) : make_lease(svc, open, call, &lease, err);
     if (rc != DSA_OK)
         return rc;
     rpc_call_set_data(call, lease);
-    srv_log(SRV_LOG_INFO, "session %s session=%" PRIu64 " client=\"%s\" lease_us=%" PRIu64 " grace_us=%" PRIu64,
-            is_reattach ? "reattached" : "opened", lease->number, lease->session->name, lease->session->lease_us,
-            lease->session->grace_us);
+    srv_log(SRV_LOG_INFO,
+            "session %s session=%" PRIu64 " client=\"%s\" lease_us=%" PRIu64 " grace_us=%" PRIu64,
+            is_reattach ? "reattached" : "opened", lease->number, lease->session->name,
+            lease->session->lease_us, lease->session->grace_us);
     if (send_opened(lease, is_reattach))
         return DSA_OK;
     srv_fail(err, DSA_E_NO_MEMORY, "open", "%s", "", "no memory for the answer");
@@ -137,9 +138,9 @@ void svc_session_message(struct rpc_call *call, const uint8_t *bytes, size_t n)
         else if (request->kind_case == DSA__V1__SESSION_REQUEST__KIND_HEARTBEAT && lease)
             heartbeat(lease, request->heartbeat);
         else
-            rc = srv_fail(&err, lease ? DSA_E_BAD_REQUEST : DSA_E_PRECONDITION, "kind", "%d",
-                          (int)request->kind_case,
-                          lease ? "after `open` only heartbeats are sent" : "the first message must be `open`");
+            rc = srv_fail(
+                &err, lease ? DSA_E_BAD_REQUEST : DSA_E_PRECONDITION, "kind", "%d", (int)request->kind_case,
+                lease ? "after `open` only heartbeats are sent" : "the first message must be `open`");
     }
     if (rc != DSA_OK && !lease)
         svc_refuse(call, &err);
@@ -196,7 +197,8 @@ dsa_status svc_session_offer(void *arg, const uint8_t *token, uint64_t number, i
     if (rc != DSA_OK)
         return rc;
     if (lease->n_tickets >= MAX_TICKETS)
-        return srv_fail(err, DSA_E_LIMIT, "fd", "%" PRIu32, lease->n_tickets, "too many descriptors wait unclaimed");
+        return srv_fail(err, DSA_E_LIMIT, "fd", "%" PRIu32, lease->n_tickets,
+                        "too many descriptors wait unclaimed");
     for (ticket = lease->tickets; ticket; ticket = ticket->next)
         if (ticket->number == number)
             return srv_fail(err, DSA_E_EXISTS, "ticket", "%" PRIu64, number, "this ticket waits already");

@@ -140,7 +140,8 @@ uint32_t wire_dtype_bytes(Dsa__V1__DType dtype)
 
 static const char *dtype_name(Dsa__V1__DType dtype)
 {
-    const ProtobufCEnumValue *value = protobuf_c_enum_descriptor_get_value(&dsa__v1__dtype__descriptor, (int)dtype);
+    const ProtobufCEnumValue *value =
+        protobuf_c_enum_descriptor_get_value(&dsa__v1__dtype__descriptor, (int)dtype);
 
     return value ? value->name : "unknown";
 }
@@ -171,8 +172,8 @@ static dsa_status check_shape(const Dsa__V1__Tensor *tensor, const struct wire_t
             return srv_fail(err, DSA_E_BAD_SHAPE, path(rule->field, "shape", (int)i), "%d", 0,
                             "an extent is at least 1");
         if (rule->shape[i] != 0 && tensor->shape[i] != rule->shape[i])
-            return srv_fail(err, DSA_E_BAD_SHAPE, path(rule->field, "shape", (int)i), "%" PRIu64, tensor->shape[i],
-                            "must be %" PRIu64, rule->shape[i]);
+            return srv_fail(err, DSA_E_BAD_SHAPE, path(rule->field, "shape", (int)i), "%" PRIu64,
+                            tensor->shape[i], "must be %" PRIu64, rule->shape[i]);
         out_p->shape[i] = tensor->shape[i];
     }
     return DSA_OK;
@@ -180,7 +181,8 @@ static dsa_status check_shape(const Dsa__V1__Tensor *tensor, const struct wire_t
 
 /* Strides given or dense, and the bytes from the first element to past the last. Every product is checked. */
 static dsa_status check_strides(const char *field, uint32_t elem, uint32_t rank, size_t n_strides,
-                                const int64_t *strides, struct wire_tensor *out_p, uint64_t *span_p, struct srv_err *err)
+                                const int64_t *strides, struct wire_tensor *out_p, uint64_t *span_p,
+                                struct srv_err *err)
 {
     uint64_t dense = elem, span = elem;
 
@@ -193,7 +195,8 @@ static dsa_status check_strides(const char *field, uint32_t elem, uint32_t rank,
         if (n_strides != 0) {
             if (strides[i] <= 0 || strides[i] % elem != 0)
                 return srv_fail(err, DSA_E_BAD_SHAPE, path(field, "strides_bytes", i), "%" PRId64, strides[i],
-                                "a stride is positive and a multiple of the element's %" PRIu32 " bytes", elem);
+                                "a stride is positive and a multiple of the element's %" PRIu32 " bytes",
+                                elem);
             stride = (uint64_t)strides[i];
             if ((uint32_t)i == rank - 1 && stride != elem)
                 return srv_fail(err, DSA_E_BAD_SHAPE, path(field, "strides_bytes", i), "%" PRId64, strides[i],
@@ -210,8 +213,8 @@ static dsa_status check_strides(const char *field, uint32_t elem, uint32_t rank,
 }
 
 /* Distinct elements must not share bytes: sorted by stride, each axis must step over all of the smaller ones. */
-static dsa_status check_overlap(const char *field, uint32_t elem, uint32_t rank, const struct wire_tensor *tensor,
-                                struct srv_err *err)
+static dsa_status check_overlap(const char *field, uint32_t elem, uint32_t rank,
+                                const struct wire_tensor *tensor, struct srv_err *err)
 {
     uint32_t order[WIRE_MAX_RANK];
     uint64_t extent = elem;
@@ -236,9 +239,9 @@ static dsa_status check_overlap(const char *field, uint32_t elem, uint32_t rank,
     return DSA_OK;
 }
 
-static dsa_status resolve_region(const struct wire_regions *in, const Dsa__V1__RegionSlice *slice, const char *field,
-                                 uint32_t elem, uint64_t span, bool want_write, struct wire_tensor *out_p,
-                                 struct srv_err *err)
+static dsa_status resolve_region(const struct wire_regions *in, const Dsa__V1__RegionSlice *slice,
+                                 const char *field, uint32_t elem, uint64_t span, bool want_write,
+                                 struct wire_tensor *out_p, struct srv_err *err)
 {
     void *at;
     dsa_status rc;
@@ -246,8 +249,8 @@ static dsa_status resolve_region(const struct wire_regions *in, const Dsa__V1__R
     if (slice->offset % elem != 0)
         return srv_fail(err, DSA_E_BAD_RANGE, path(field, "region.offset", -1), "%" PRIu64, slice->offset,
                         "must be a multiple of the element's %" PRIu32 " bytes", elem);
-    rc = srv_region_get(in->regions, in->session, slice->region_id.data, slice->region_id.len,
-                                   slice->offset, span, want_write, path(field, "region", -1), &out_p->region, &at, err);
+    rc = srv_region_get(in->regions, in->session, slice->region_id.data, slice->region_id.len, slice->offset,
+                        span, want_write, path(field, "region", -1), &out_p->region, &at, err);
 
     if (rc == DSA_OK)
         out_p->data = at;
@@ -255,7 +258,8 @@ static dsa_status resolve_region(const struct wire_regions *in, const Dsa__V1__R
 }
 
 dsa_status wire_tensor_get(const struct wire_regions *in, const Dsa__V1__Tensor *tensor,
-                           const struct wire_tensor_rule *rule, struct wire_tensor *out_p, struct srv_err *err)
+                           const struct wire_tensor_rule *rule, struct wire_tensor *out_p,
+                           struct srv_err *err)
 {
     uint32_t elem = wire_dtype_bytes(rule->dtype);
     struct wire_tensor out = {0};
@@ -296,7 +300,8 @@ dsa_status wire_tensor_get(const struct wire_regions *in, const Dsa__V1__Tensor 
 }
 
 dsa_status wire_output_get(const struct wire_regions *in, const Dsa__V1__Output *output,
-                           const struct wire_tensor_rule *rule, struct wire_tensor *out_p, struct srv_err *err)
+                           const struct wire_tensor_rule *rule, struct wire_tensor *out_p,
+                           struct srv_err *err)
 {
     uint32_t elem = wire_dtype_bytes(rule->dtype);
     struct wire_tensor out = {0};
@@ -375,8 +380,9 @@ void wire_fail(struct rpc_call *call, const struct srv_err *err)
     char text[400];
 
     snprintf(text, sizeof(text), "%s: %s%s%s%s%s%s%s%s", srv_status_reason(err->code), err->field,
-             err->value[0] != '\0' ? "=" : "", err->value, err->field[0] != '\0' || err->value[0] != '\0' ? ": " : "",
-             err->text, err->rule[0] != '\0' ? " (rule " : "", err->rule, err->rule[0] != '\0' ? ")" : "");
+             err->value[0] != '\0' ? "=" : "", err->value,
+             err->field[0] != '\0' || err->value[0] != '\0' ? ": " : "", err->text,
+             err->rule[0] != '\0' ? " (rule " : "", err->rule, err->rule[0] != '\0' ? ")" : "");
     wire_status(err, &detail);
     SRV_ASSERT(dsa__v1__status__get_packed_size(&detail) <= sizeof(detail_bytes));
     any.type_url = type_url;

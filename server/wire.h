@@ -25,7 +25,8 @@ struct wire_arena;
 SRV_MUST_CHECK dsa_status wire_unpack(const ProtobufCMessageDescriptor *type, const uint8_t *bytes, size_t n,
                                       struct wire_arena **arena_p, ProtobufCMessage **message_p,
                                       struct srv_err *err);
-struct wire_arena *wire_arena_create(void);     /* an empty one, for requests without a message; NULL: no memory */
+struct wire_arena *
+wire_arena_create(void); /* an empty one, for requests without a message; NULL: no memory */
 void wire_arena_free(struct wire_arena *arena); /* NULL is fine */
 /* Memory that lives as long as the message, zeroed; outside the message's budget. NULL when there is none, or no arena. */
 void *wire_arena_get(struct wire_arena *arena, size_t n);
@@ -36,7 +37,7 @@ void *wire_arena_get(struct wire_arena *arena, size_t n);
 
 /* What a field asks of its tensor. An extent of 0 takes any (>= 1) and is reported in the view. */
 struct wire_tensor_rule {
-    const char *field;        /* path for errors */
+    const char *field; /* path for errors */
     Dsa__V1__DType dtype;
     uint32_t rank;
     uint64_t shape[WIRE_MAX_RANK];

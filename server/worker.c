@@ -29,10 +29,11 @@ struct srv_worker {
     pthread_t thread;
     sem_t kicked;
     atomic_int holder;
-    atomic_bool l_sleeps;    /* L wants a wake for the next piece */
-    atomic_bool cancel_hint; /* some held job has `cancelled` set. Relaxed but for the exchange: the flags are hints */
+    atomic_bool l_sleeps; /* L wants a wake for the next piece */
+    atomic_bool
+        cancel_hint; /* some held job has `cancelled` set. Relaxed but for the exchange: the flags are hints */
     atomic_bool is_stopping;
-    atomic_bool is_lost;     /* written by W, read by anyone; one way */
+    atomic_bool is_lost; /* written by W, read by anyone; one way */
     bool is_joined;
 };
 
@@ -184,7 +185,8 @@ static void run_items(struct srv_worker *worker, uint32_t n)
         pieces[i]->launch_us = launch_us;
         if (atomic_load_explicit(&worker->is_lost, memory_order_relaxed) && job->op != SRV_OP_STATS
             && job->op != SRV_OP_END_SESSION && job->op != SRV_OP_RELEASE)
-            srv_fail(&pieces[i]->err, DSA_E_DEVICE_LOST, "", "%s", "", "%s", srv_status_text(DSA_E_DEVICE_LOST));
+            srv_fail(&pieces[i]->err, DSA_E_DEVICE_LOST, "", "%s", "", "%s",
+                     srv_status_text(DSA_E_DEVICE_LOST));
         else if (atomic_load_explicit(&job->cancelled, memory_order_relaxed))
             srv_fail(&pieces[i]->err, DSA_E_CANCELLED, "", "%s", "", "%s", srv_status_text(DSA_E_CANCELLED));
     }
@@ -371,7 +373,8 @@ static dsa_status create_core(struct worker_state *w, struct srv_err *err)
         .max_tokens = config->max_sequence_tokens,
     };
     struct srv_batcher_config batcher = {
-        .max_jobs = power_of_two(config->max_queue * 2), /* L admits max_queue; ends of sessions come beside them */
+        .max_jobs =
+            power_of_two(config->max_queue * 2), /* L admits max_queue; ends of sessions come beside them */
         .max_rows = config->batch_rows,
         .max_items = WORKER_MAX_ITEMS,
         .chunk_rows = config->chunk_rows,
@@ -393,7 +396,8 @@ static dsa_status create_core(struct worker_state *w, struct srv_err *err)
     return DSA_OK;
 }
 
-dsa_status srv_worker_start(const struct srv_worker_config *config, struct srv_worker **worker_p, struct srv_err *err)
+dsa_status srv_worker_start(const struct srv_worker_config *config, struct srv_worker **worker_p,
+                            struct srv_err *err)
 {
     struct srv_worker *worker = calloc(1, sizeof(*worker));
     dsa_status rc;

@@ -25,24 +25,24 @@ struct srv_worker_config {
     float raw_scale;
     uint32_t n_layers;
     uint32_t n_pages;
-    uint32_t max_sequences;        /* in all */
+    uint32_t max_sequences; /* in all */
     uint32_t max_sequences_per_session;
     uint64_t max_sequence_tokens;
-    uint32_t max_queue;            /* jobs waiting */
-    uint32_t max_pieces;           /* pieces on their way to L at a time; L keeps to it */
-    uint32_t max_segments;         /* of one job */
-    uint32_t max_append_tokens;    /* of one job */
+    uint32_t max_queue;         /* jobs waiting */
+    uint32_t max_pieces;        /* pieces on their way to L at a time; L keeps to it */
+    uint32_t max_segments;      /* of one job */
+    uint32_t max_append_tokens; /* of one job */
     uint32_t batch_rows;
     uint32_t chunk_rows;
-    uint64_t spin_us;              /* polls this long before it sleeps */
-    void (*wake)(void *arg);       /* wakes L; called on W */
+    uint64_t spin_us;        /* polls this long before it sleeps */
+    void (*wake)(void *arg); /* wakes L; called on W */
     void *wake_arg;
 };
 
 /* Opens the device, takes the pool and starts the thread. [L] DSA_E_BAD_REQUEST, DSA_E_NO_MEMORY (a pool that does not fit is
  * named with its size), DSA_E_UNSUPPORTED. */
-SRV_MUST_CHECK dsa_status srv_worker_start(const struct srv_worker_config *config, struct srv_worker **worker_p,
-                                           struct srv_err *err);
+SRV_MUST_CHECK dsa_status srv_worker_start(const struct srv_worker_config *config,
+                                           struct srv_worker **worker_p, struct srv_err *err);
 
 /* Fails what waits with DSA_E_DRAINING, joins the thread, closes the device. Pieces not yet taken stay readable
  * through srv_worker_pop until srv_worker_free. [L] */
@@ -50,7 +50,7 @@ void srv_worker_stop(struct srv_worker *worker);
 void srv_worker_free(struct srv_worker *worker); /* [L]; NULL is fine */
 
 const struct dsk_device_info *srv_worker_device(const struct srv_worker *worker); /* [any] */
-bool srv_worker_is_lost(const struct srv_worker *worker);                         /* [any] the device failed */
+bool srv_worker_is_lost(const struct srv_worker *worker); /* [any] the device failed */
 
 /* Hands a job over. [L] False when the ring is full: the job stays L's. */
 SRV_MUST_CHECK bool srv_worker_submit(struct srv_worker *worker, struct srv_job *job);

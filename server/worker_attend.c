@@ -13,8 +13,9 @@ struct item_span {
     uint32_t row_begin; /* in bad_counts */
 };
 
-static void fill_segment(struct worker_state *w, struct dsk_attend_seg *seg, const struct srv_job_attend *attend,
-                         uint32_t row, uint32_t n_rows, uint32_t count_row)
+static void fill_segment(struct worker_state *w, struct dsk_attend_seg *seg,
+                         const struct srv_job_attend *attend, uint32_t row, uint32_t n_rows,
+                         uint32_t count_row)
 {
     int64_t r = (int64_t)row;
 
@@ -74,7 +75,8 @@ static dsa_status append_first(struct worker_state *w, struct srv_job *job, stru
     if (job->u.attend.append.sequence == 0 || job->append_done)
         return DSA_OK;
     job->append_done = true;
-    rc = worker_run_append(w, job->session, &job->u.attend.append, false, &job->n_tokens, &job->n_nonfinite, err);
+    rc = worker_run_append(w, job->session, &job->u.attend.append, false, &job->n_tokens, &job->n_nonfinite,
+                           err);
     if (rc != DSA_OK)
         srv_err_prefix(err, "attend.append.");
     return rc;
@@ -92,7 +94,8 @@ static dsa_status add_item(struct worker_state *w, const struct srv_batch_item *
     for (uint32_t i = 0; i < attend->n_segments && rc == DSA_OK; i++) {
         const struct srv_job_segment *segment = &attend->segments[i];
         uint32_t begin = segment->row_begin > item->row_begin ? segment->row_begin : item->row_begin;
-        uint32_t end = segment->row_begin + segment->n_rows < row_end ? segment->row_begin + segment->n_rows : row_end;
+        uint32_t end =
+            segment->row_begin + segment->n_rows < row_end ? segment->row_begin + segment->n_rows : row_end;
 
         if (begin >= end)
             continue;
@@ -123,8 +126,8 @@ static dsa_status launch(struct worker_state *w, const struct srv_job_attend *fi
     return DSA_OK;
 }
 
-static void fill_piece(const struct worker_state *w, const struct srv_batch_item *item, struct srv_piece *piece,
-                       uint32_t count_row)
+static void fill_piece(const struct worker_state *w, const struct srv_batch_item *item,
+                       struct srv_piece *piece, uint32_t count_row)
 {
     const struct srv_job *job = worker_job(item->node);
 

@@ -20,11 +20,11 @@ struct worker_state {
     struct srv_kvpool *pool;
     struct srv_seqset *sequences;
     struct srv_batcher *batcher;
-    struct srv_job *jobs;          /* list of the jobs held */
-    int32_t *slots;                /* [max_append_tokens] host */
-    uint32_t *append_counts;       /* [max_append_tokens] device */
-    uint32_t *bad_counts;          /* [max rows of a launch] device */
-    struct dsk_attend_seg *segs;   /* [max_segs] host */
+    struct srv_job *jobs;        /* list of the jobs held */
+    int32_t *slots;              /* [max_append_tokens] host */
+    uint32_t *append_counts;     /* [max_append_tokens] device */
+    uint32_t *bad_counts;        /* [max rows of a launch] device */
+    struct dsk_attend_seg *segs; /* [max_segs] host */
     uint32_t max_segs;
     uint64_t n_batches;
     struct srv_batch_item items[WORKER_MAX_ITEMS];
@@ -38,7 +38,8 @@ dsa_status worker_run_op(struct worker_state *w, struct srv_job *job, struct srv
 
 /* Appends (or imports stored rows), all or nothing. Reports the layer's length and the non-finite values met. */
 dsa_status worker_run_append(struct worker_state *w, uint64_t session, const struct srv_job_append *append,
-                             bool is_import, uint64_t *n_tokens_p, uint64_t *n_nonfinite_p, struct srv_err *err);
+                             bool is_import, uint64_t *n_tokens_p, uint64_t *n_nonfinite_p,
+                             struct srv_err *err);
 
 /* One launch over items [0, n), all attend jobs with one key. Fills pieces[i] of each; a failed item has its error
  * there and does not hold up the others. Returns DSA_E_DEVICE_LOST when the device is gone. */

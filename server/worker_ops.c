@@ -80,7 +80,8 @@ static dsa_status append_layer(struct worker_state *w, const struct srv_job_appe
 }
 
 dsa_status worker_run_append(struct worker_state *w, uint64_t session, const struct srv_job_append *append,
-                             bool is_import, uint64_t *n_tokens_p, uint64_t *n_nonfinite_p, struct srv_err *err)
+                             bool is_import, uint64_t *n_tokens_p, uint64_t *n_nonfinite_p,
+                             struct srv_err *err)
 {
     struct srv_append plan = {
         .session = session,
@@ -120,8 +121,8 @@ static dsa_status run_fork(struct worker_state *w, struct srv_job *job, struct s
     struct srv_page_copy copy;
     uint32_t n_copies = 0;
     uint64_t id;
-    dsa_status rc = srv_sequence_fork(w->sequences, job->session, sequence->id, sequence->n_tokens, &id, &copy,
-                                      &n_copies, err);
+    dsa_status rc = srv_sequence_fork(w->sequences, job->session, sequence->id, sequence->n_tokens, &id,
+                                      &copy, &n_copies, err);
 
     if (rc != DSA_OK)
         return rc;
@@ -173,15 +174,15 @@ static dsa_status run_sequence(struct worker_state *w, struct srv_job *job, stru
     return rc == DSA_OK ? describe(w, job, err) : rc;
 }
 
-static dsa_status export_bf16(struct worker_state *w, const struct srv_seq_view *view, struct srv_job_export *export,
-                              struct srv_err *err)
+static dsa_status export_bf16(struct worker_state *w, const struct srv_seq_view *view,
+                              struct srv_job_export *export, struct srv_err *err)
 {
     struct dsk_read_args args = {
         .kv = worker_plane(w, export->layer),
         .list = (uint64_t)(uintptr_t)view->table,
-        .out = (uint64_t)(uintptr_t)export->out,
+        .out = (uint64_t)(uintptr_t) export->out,
         .n_rows = export->n_tokens,
-        .first = (int64_t)export->first,
+        .first = (int64_t) export->first,
         .n_list = (int32_t)view->n_table,
         .mode = DSK_READ_PAGED,
     };
@@ -192,8 +193,8 @@ static dsa_status export_bf16(struct worker_state *w, const struct srv_seq_view 
     return DSA_OK;
 }
 
-static dsa_status export_bytes(struct worker_state *w, const struct srv_seq_view *view, struct srv_job_export *export,
-                               struct srv_err *err)
+static dsa_status export_bytes(struct worker_state *w, const struct srv_seq_view *view,
+                               struct srv_job_export *export, struct srv_err *err)
 {
     struct dsk_kv_view kv = worker_plane(w, export->layer);
     uint64_t row_bytes = (uint64_t)w->layout->row_bytes;
@@ -227,7 +228,8 @@ static dsa_status run_export(struct worker_state *w, struct srv_job *job, struct
                         "the layer has %" PRIu64 " tokens", export->layer_tokens);
     if (export->is_exact && export->n_tokens > export->layer_tokens - export->first)
         return srv_fail(err, DSA_E_BAD_RANGE, "n_tokens", "%" PRIu32, export->n_tokens,
-                        "the layer has %" PRIu64 " tokens from there on", export->layer_tokens - export->first);
+                        "the layer has %" PRIu64 " tokens from there on",
+                        export->layer_tokens - export->first);
     if (export->n_tokens > export->layer_tokens - export->first)
         export->n_tokens = (uint32_t)(export->layer_tokens - export->first);
     if (export->n_tokens == 0)

@@ -1,5 +1,5 @@
-/* args.h - command-line flags of one command, from one table: the table is parsed against and printed as help.
- * Pure; any thread. */
+/* args.h - command-line flags of one command, from one table: the table is parsed against and printed as
+ * help. Pure; any thread. */
 #ifndef DSACTL_ARGS_H
 #define DSACTL_ARGS_H
 
@@ -20,8 +20,8 @@ struct arg {
 
 enum args_result { ARGS_OK, ARGS_HELP, ARGS_BAD };
 
-/* Reads argv[1..argc) as --name value, --name=value or --flag. On ARGS_BAD one sentence naming the flag went to
- * stderr; on ARGS_HELP (--help, -h) nothing was printed. */
+/* Reads argv[1..argc) as --name value, --name=value or --flag. On ARGS_BAD one sentence naming the flag went
+ * to stderr; on ARGS_HELP (--help, -h) nothing was printed. */
 enum args_result args_parse(const struct arg *table, int argc, char **argv);
 
 /* The table with defaults, to stdout. Call before args_parse has changed the values. */

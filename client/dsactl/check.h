@@ -1,4 +1,5 @@
-/* check.h - compares attend results with float64 over rows that the checker holds itself. Pure; any thread. */
+/* check.h - compares attend results with float64 over rows that the checker holds itself. Pure; any
+ * thread. */
 #ifndef DSACTL_CHECK_H
 #define DSACTL_CHECK_H
 
@@ -16,17 +17,18 @@ struct check_rows {
     const uint8_t *rows; /* packed rows of the sequence in one layer, [n_tokens, row_bytes] */
     int64_t n_tokens;
     uint32_t n_rows, heads, topk;
-    const uint16_t *q;       /* bf16 [n_rows, heads, d_qk] */
-    const int32_t *indices;  /* positions [n_rows, topk] */
-    const int32_t *lengths;  /* [n_rows] or NULL */
-    const float *sink;       /* [heads] or NULL */
+    const uint16_t *q;      /* bf16 [n_rows, heads, d_qk] */
+    const int32_t *indices; /* positions [n_rows, topk] */
+    const int32_t *lengths; /* [n_rows] or NULL */
+    const float *sink;      /* [heads] or NULL */
     float softmax_scale;
-    const void *out;         /* [n_rows, heads, d_v] of out_dtype */
+    const void *out;          /* [n_rows, heads, d_v] of out_dtype */
     enum dsa_dtype out_dtype; /* BF16 or F32 */
-    const float *lse;        /* [n_rows, heads] or NULL */
+    const float *lse;         /* [n_rows, heads] or NULL */
 };
 
-/* 1: agrees; 0: does not, with one sentence in text; -1: no memory. Adds the invalid entries it met to *n_invalid_p. */
+/* 1: agrees; 0: does not, with one sentence in text; -1: no memory. Adds the invalid entries it met to
+ * *n_invalid_p. */
 int check_attend(const struct check_rows *check, uint64_t *n_invalid_p, char *text, size_t size);
 
 /* The same against given results instead of computed ones: n values each. */

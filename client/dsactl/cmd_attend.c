@@ -1,5 +1,5 @@
-/* cmd_attend.c - the smallest complete use of the library, made visible: a sequence, some rows, one attend, and the same
- * numbers in float64. Start reading here to learn dsa.h. */
+/* cmd_attend.c - the smallest complete use of the library, made visible: a sequence, some rows, one attend,
+ * and the same numbers in float64. Start reading here to learn dsa.h. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -48,7 +48,8 @@ static void fill_tensors(struct example *e, uint64_t seed)
 /* Append and attend, tensors inline. */
 static dsa_status serve(struct example *e, struct dsa_result *result_p, struct dsa_error *err)
 {
-    struct dsa_append append = {.rows = {.dtype = DSA_DTYPE_BF16, .rank = 2, .shape = {e->n_tokens, e->pool->d_qk}}};
+    struct dsa_append append = {
+        .rows = {.dtype = DSA_DTYPE_BF16, .rank = 2, .shape = {e->n_tokens, e->pool->d_qk}}};
     struct dsa_segment segment = {.n_rows = 1};
     struct dsa_attend attend = {
         .n_segments = 1,
@@ -93,8 +94,8 @@ static bool compute(const struct example *e, double *out, double *lse)
     if (!packed)
         return false;
     for (uint32_t t = 0; t < e->n_tokens; t++)
-        ref64_quantise_row(e->layout, pool_rule(e->pool), e->pool->raw_scale, e->rows + (size_t)t * e->pool->d_qk,
-                           packed + t * row_bytes);
+        ref64_quantise_row(e->layout, pool_rule(e->pool), e->pool->raw_scale,
+                           e->rows + (size_t)t * e->pool->d_qk, packed + t * row_bytes);
     rc = ref64_attend(&args, out, lse, NULL);
     free(packed);
     return rc == 0;
@@ -110,16 +111,19 @@ static int show(const struct example *e, const struct dsa_result *result)
     if (out && lse && compute(e, out, lse)) {
         printf("%u tokens appended to sequence %llu, %s rows of %u bytes\n", e->n_tokens,
                (unsigned long long)e->sequence, dsa_layout_name(e->pool->layout), e->pool->row_bytes);
-        printf("1 query row, %u heads, %u of them selected: %d %d %d ... %d\n\n", e->heads, e->topk, e->indices[0],
-               e->topk > 1 ? e->indices[1] : 0, e->topk > 2 ? e->indices[2] : 0, e->indices[e->topk - 1]);
+        printf("1 query row, %u heads, %u of them selected: %d %d %d ... %d\n\n", e->heads, e->topk,
+               e->indices[0], e->topk > 1 ? e->indices[1] : 0, e->topk > 2 ? e->indices[2] : 0,
+               e->indices[e->topk - 1]);
         printf("  %-12s %12s %12s\n", "value", "server", "float64");
         for (uint32_t h = 0; h < e->heads && h < 2; h++) {
             for (uint32_t d = 0; d < 4; d++)
                 printf("  out[%u][%u]    %12.6f %12.6f\n", h, d,
-                       ref64_bf16_decode(e->out[(size_t)h * e->pool->d_v + d]), out[(size_t)h * e->pool->d_v + d]);
+                       ref64_bf16_decode(e->out[(size_t)h * e->pool->d_v + d]),
+                       out[(size_t)h * e->pool->d_v + d]);
             printf("  lse[%u]       %12.6f %12.6f\n", h, (double)e->lse[h], lse[h]);
         }
-        agrees = check_values(e->out, DSA_DTYPE_BF16, out, (int64_t)n, e->lse, lse, e->heads, text, sizeof(text));
+        agrees =
+            check_values(e->out, DSA_DTYPE_BF16, out, (int64_t)n, e->lse, lse, e->heads, text, sizeof(text));
         printf("\nround trip %llu us, of it %llu us waiting and %llu us on the device\n",
                (unsigned long long)result->elapsed_us, (unsigned long long)result->timings.queue_us,
                (unsigned long long)result->timings.device_us);
@@ -167,8 +171,9 @@ int cmd_attend(int argc, char **argv)
     struct example e = {0};
     int code;
 
-    if (!command_args("attend", "Makes a sequence, appends random rows, attends with one query row and prints a few\n"
-                                "values beside the same computation in float64.",
+    if (!command_args("attend",
+                      "Makes a sequence, appends random rows, attends with one query row and prints a few\n"
+                      "values beside the same computation in float64.",
                       table, argc, argv, &code))
         return code;
     e.n_tokens = (uint32_t)tokens;

@@ -60,12 +60,12 @@ static unsigned limit_rows(const struct dsa_limits *l, struct limit_row rows[24]
     return sizeof(all) / sizeof(all[0]);
 }
 
-/* ---- text ------------------------------------------------------------------------------------------------------ */
+/* ---- text ------------------------------------------------------------------------------------ */
 
 static void print_server(const struct dsa_capabilities *caps, const char *target)
 {
-    printf("server\n  %-26s %s\n  %-26s %s\n  %-26s %s\n", "target", target, "version", caps->version, "build",
-           caps->build);
+    printf("server\n  %-26s %s\n  %-26s %s\n  %-26s %s\n", "target", target, "version", caps->version,
+           "build", caps->build);
     printf("  %-26s %s\n", "fd socket", caps->fd_socket[0] ? caps->fd_socket : "none");
     printf("  %-26s %s\n  %-26s", "physical indices", caps->physical_indices ? "allowed" : "no", "features");
     for (uint32_t i = 0; i < caps->n_features; i++)
@@ -75,8 +75,9 @@ static void print_server(const struct dsa_capabilities *caps, const char *target
         const struct dsa_device *d = &caps->devices[i];
         char text[32];
 
-        printf("device %s\n  %-26s %s, %s, %s\n  %-26s %s\n  %-26s %s\n", d->uuid, "kind, arch, name", d->kind, d->arch,
-               d->name, "memory", size_text(d->memory_bytes, text), "healthy", d->is_healthy ? "yes" : "no");
+        printf("device %s\n  %-26s %s, %s, %s\n  %-26s %s\n  %-26s %s\n", d->uuid, "kind, arch, name",
+               d->kind, d->arch, d->name, "memory", size_text(d->memory_bytes, text), "healthy",
+               d->is_healthy ? "yes" : "no");
     }
 }
 
@@ -87,8 +88,8 @@ static void print_pools(const struct dsa_capabilities *caps, const struct dsa_st
         char text[32];
 
         printf("pool on %s\n", p->device_uuid);
-        printf("  %-26s %s, %u-byte rows, d_qk %u, d_v %u\n", "layout", dsa_layout_name(p->layout), p->row_bytes,
-               p->d_qk, p->d_v);
+        printf("  %-26s %s, %u-byte rows, d_qk %u, d_v %u\n", "layout", dsa_layout_name(p->layout),
+               p->row_bytes, p->d_qk, p->d_v);
         printf("  %-26s %s\n", "write rule", rule_name(p->write_rule));
         if (p->layout == DSA_LAYOUT_RAW_512_64)
             printf("  %-26s %g\n", "raw scale", (double)p->raw_scale);
@@ -99,8 +100,8 @@ static void print_pools(const struct dsa_capabilities *caps, const struct dsa_st
             printf("  %-26s %" PRIu64 " used, %" PRIu64 " free, %" PRIu64 " shared, %" PRIu64 " references\n"
                    "  %-26s %" PRIu64 "\n  %-26s %u\n",
                    "pages now", stats->pools[i].n_pages_used, stats->pools[i].n_pages_free,
-                   stats->pools[i].n_pages_shared, stats->pools[i].page_refs, "sequences", stats->pools[i].n_sequences,
-                   "queued jobs", stats->pools[i].queue_depth);
+                   stats->pools[i].n_pages_shared, stats->pools[i].page_refs, "sequences",
+                   stats->pools[i].n_sequences, "queued jobs", stats->pools[i].queue_depth);
     }
 }
 
@@ -116,7 +117,8 @@ static void print_limits(const struct dsa_limits *limits)
         if (rows[i].unit == BYTES)
             printf("  %-26s %" PRIu64 " (%s)\n", rows[i].name, rows[i].value, size_text(rows[i].value, text));
         else if (rows[i].unit == MICROS)
-            printf("  %-26s %" PRIu64 " (%.1f s)\n", rows[i].name, rows[i].value, (double)rows[i].value / 1e6);
+            printf("  %-26s %" PRIu64 " (%.1f s)\n", rows[i].name, rows[i].value,
+                   (double)rows[i].value / 1e6);
         else
             printf("  %-26s %" PRIu64 "\n", rows[i].name, rows[i].value);
     }
@@ -151,16 +153,18 @@ static void print_text(const struct dsa_capabilities *caps, const struct dsa_sta
     for (uint32_t i = 0; i < caps->n_rules; i++)
         print_rule(&caps->rules[i]);
     printf("counts since start, %.0f s ago\n", (double)stats->uptime_us / 1e6);
-    printf("  %-26s %u open, %" PRIu64 " reclaimed\n", "sessions", stats->n_sessions, stats->n_sessions_reclaimed);
+    printf("  %-26s %u open, %" PRIu64 " reclaimed\n", "sessions", stats->n_sessions,
+           stats->n_sessions_reclaimed);
     printf("  %-26s %u, %" PRIu64 " bytes\n", "regions", stats->n_regions, stats->region_bytes);
-    printf("  %-26s %" PRIu64 " answered, %" PRIu64 " refused\n", "requests", stats->n_requests, stats->n_rejected);
-    printf("  %-26s %" PRIu64 " in %" PRIu64 " launches (%.2f each)\n", "query rows", stats->n_rows, stats->n_batches,
-           stats->n_batches ? (double)stats->n_rows / (double)stats->n_batches : 0.0);
+    printf("  %-26s %" PRIu64 " answered, %" PRIu64 " refused\n", "requests", stats->n_requests,
+           stats->n_rejected);
+    printf("  %-26s %" PRIu64 " in %" PRIu64 " launches (%.2f each)\n", "query rows", stats->n_rows,
+           stats->n_batches, stats->n_batches ? (double)stats->n_rows / (double)stats->n_batches : 0.0);
     printf("  %-26s %" PRIu64 "\n  %-26s %" PRIu64 "\n", "invalid indices", stats->n_invalid_indices,
            "non-finite inputs", stats->n_nonfinite);
 }
 
-/* ---- JSON ------------------------------------------------------------------------------------------------------- */
+/* ---- JSON ------------------------------------------------------------------------------------ */
 
 static json_t *json_u64(uint64_t n)
 {
@@ -250,12 +254,13 @@ static void print_json(const struct dsa_capabilities *caps, const struct dsa_sta
     for (uint32_t i = 0; i < caps->n_devices; i++) {
         const struct dsa_device *d = &caps->devices[i];
 
-        json_array_append_new(devices, json_pack("{s:s, s:s, s:s, s:s, s:o, s:b}", "uuid", d->uuid, "kind", d->kind,
-                                                 "name", d->name, "arch", d->arch, "memory_bytes",
+        json_array_append_new(devices, json_pack("{s:s, s:s, s:s, s:s, s:o, s:b}", "uuid", d->uuid, "kind",
+                                                 d->kind, "name", d->name, "arch", d->arch, "memory_bytes",
                                                  json_u64(d->memory_bytes), "healthy", (int)d->is_healthy));
     }
     for (uint32_t i = 0; i < caps->n_pools; i++)
-        json_array_append_new(pools, json_pool(&caps->pools[i], i < stats->n_pools ? &stats->pools[i] : NULL));
+        json_array_append_new(pools,
+                              json_pool(&caps->pools[i], i < stats->n_pools ? &stats->pools[i] : NULL));
     for (unsigned i = 0; i < n; i++)
         json_object_set_new(limits, rows[i].name, json_u64(rows[i].value));
     for (uint32_t i = 0; i < caps->n_rules; i++)
@@ -290,8 +295,9 @@ int cmd_info(int argc, char **argv)
     struct dsa_error err;
     int code;
 
-    if (!command_args("info", "Prints what the server is, every limit it enforces, the rules that decide what it\n"
-                              "serves, and how full its pools are. Needs no session.",
+    if (!command_args("info",
+                      "Prints what the server is, every limit it enforces, the rules that decide what it\n"
+                      "serves, and how full its pools are. Needs no session.",
                       table, argc, argv, &code))
         return code;
     client = command_connect(&common, false);

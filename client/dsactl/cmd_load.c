@@ -1,5 +1,6 @@
-/* cmd_load.c - closed-loop load: N requests in flight on one stream, each answered one replaced at once. Latency is from
- * submit to completion in this process; the server's own queue and device times are shown beside it. */
+/* cmd_load.c - closed-loop load: N requests in flight on one stream, each answered one replaced at once.
+ * Latency is from submit to completion in this process; the server's own queue and device times are shown
+ * beside it. */
 #include <inttypes.h>
 #include <jansson.h>
 #include <math.h>
@@ -66,7 +67,7 @@ static void count_reason(struct load *load, const struct dsa_error *err)
     load->reasons[i].n++;
 }
 
-/* ---- the loop ------------------------------------------------------------------------------------------------ */
+/* ---- the loop -------------------------------------------------------------------------------- */
 
 static bool is_over(const struct load *load, uint64_t now)
 {
@@ -152,7 +153,7 @@ static int drive(struct load *load)
     }
 }
 
-/* ---- setting up ------------------------------------------------------------------------------------------------- */
+/* ---- setting up ------------------------------------------------------------------------------ */
 
 /* Fills the sequence that everyone reads: `context` tokens in each layer used. */
 static dsa_status fill_sequence(struct load *load, struct dsa_error *err)
@@ -224,12 +225,12 @@ static dsa_status slot_init(struct load *load, struct slot *slot, uint64_t numbe
     return DSA_OK;
 }
 
-/* ---- the report --------------------------------------------------------------------------------------------------- */
+/* ---- the report ------------------------------------------------------------------------------ */
 
 static void print_line(const char *name, const struct histogram *h)
 {
-    printf("%-16s %10" PRIu64 " %10" PRIu64 " %10" PRIu64 " %10" PRIu64 " %10.0f\n", name, histogram_at(h, 50),
-           histogram_at(h, 90), histogram_at(h, 99), h->max, histogram_mean(h));
+    printf("%-16s %10" PRIu64 " %10" PRIu64 " %10" PRIu64 " %10" PRIu64 " %10.0f\n", name,
+           histogram_at(h, 50), histogram_at(h, 90), histogram_at(h, 99), h->max, histogram_mean(h));
 }
 
 static void report_text(const struct load *load, double seconds)
@@ -239,8 +240,8 @@ static void report_text(const struct load *load, double seconds)
     printf("%" PRIu64 " in flight, %" PRIu64 " rows, %" PRIu64 " heads, width %" PRIu64 " of %" PRIu64
            " tokens, %" PRIu64 " layers, %s\n",
            c->inflight, c->rows, c->heads, c->topk, c->context, c->layers, c->is_shared ? "memfd" : "inline");
-    printf("requests         %" PRIu64 " answered, %" PRIu64 " failed in %.2f s\n", load->n_good, load->n_failed,
-           seconds);
+    printf("requests         %" PRIu64 " answered, %" PRIu64 " failed in %.2f s\n", load->n_good,
+           load->n_failed, seconds);
     printf("throughput       %.0f requests/s, %.0f rows/s, %.2f GFLOP/s\n", (double)load->n_good / seconds,
            (double)(load->n_good * c->rows) / seconds,
            2e-9 * (double)(load->n_good * c->rows * c->heads * c->topk) * (load->pool->d_qk + load->pool->d_v)
@@ -269,21 +270,21 @@ static void report_json(const struct load *load, double seconds)
 
     for (unsigned i = 0; i < load->n_reasons; i++)
         json_object_set_new(errors, load->reasons[i].word, json_integer((json_int_t)load->reasons[i].n));
-    root = json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:s, s:f, s:I, s:I, s:f, s:f, s:o, s:o, s:o, s:o}", "inflight",
-                     (json_int_t)c->inflight, "rows", (json_int_t)c->rows, "heads", (json_int_t)c->heads, "topk",
-                     (json_int_t)c->topk, "layers", (json_int_t)c->layers, "context", (json_int_t)c->context,
-                     "transport", c->is_shared ? "memfd" : "inline", "seconds", seconds, "answered",
-                     (json_int_t)load->n_good, "failed", (json_int_t)load->n_failed, "requests_per_s",
-                     (double)load->n_good / seconds, "mean_batch_rows",
-                     load->n_good ? (double)load->batch_rows / (double)load->n_good : 0.0, "latency_us",
-                     json_histogram(&load->latency_us), "server_queue_us", json_histogram(&load->queue_us),
-                     "server_device_us", json_histogram(&load->device_us), "errors", errors);
+    root = json_pack(
+        "{s:I, s:I, s:I, s:I, s:I, s:I, s:s, s:f, s:I, s:I, s:f, s:f, s:o, s:o, s:o, s:o}", "inflight",
+        (json_int_t)c->inflight, "rows", (json_int_t)c->rows, "heads", (json_int_t)c->heads, "topk",
+        (json_int_t)c->topk, "layers", (json_int_t)c->layers, "context", (json_int_t)c->context, "transport",
+        c->is_shared ? "memfd" : "inline", "seconds", seconds, "answered", (json_int_t)load->n_good, "failed",
+        (json_int_t)load->n_failed, "requests_per_s", (double)load->n_good / seconds, "mean_batch_rows",
+        load->n_good ? (double)load->batch_rows / (double)load->n_good : 0.0, "latency_us",
+        json_histogram(&load->latency_us), "server_queue_us", json_histogram(&load->queue_us),
+        "server_device_us", json_histogram(&load->device_us), "errors", errors);
     json_dumpf(root, stdout, JSON_INDENT(2));
     putchar('\n');
     json_decref(root);
 }
 
-/* ---- the command ------------------------------------------------------------------------------------------------------ */
+/* ---- the command ----------------------------------------------------------------------------- */
 
 static int set_up(struct load *load)
 {
@@ -291,7 +292,8 @@ static int set_up(struct load *load)
     const struct ref64_layout *layout;
     struct dsa_error err;
 
-    if (!pool_pick(load->client, &load->pool, &layout) || !transport_pick(load->client, c->transport, &c->is_shared))
+    if (!pool_pick(load->client, &load->pool, &layout)
+        || !transport_pick(load->client, c->transport, &c->is_shared))
         return EXIT_USAGE;
     if (c->layers == 0 || c->layers > load->pool->n_layers)
         c->layers = load->pool->n_layers;
@@ -336,7 +338,13 @@ int cmd_load(int argc, char **argv)
 
     if (!load)
         return EXIT_MISMATCH;
-    *c = (struct config){.inflight = 16, .rows = 1, .heads = 16, .topk = 512, .context = 4096, .seconds = 5, .seed = 1,
+    *c = (struct config){.inflight = 16,
+                         .rows = 1,
+                         .heads = 16,
+                         .topk = 512,
+                         .context = 4096,
+                         .seconds = 5,
+                         .seed = 1,
                          .transport = "auto"};
     {
         const struct arg table[] = {
@@ -356,8 +364,9 @@ int cmd_load(int argc, char **argv)
             {0},
         };
 
-        if (!command_args("load", "Keeps N attend requests in flight and prints throughput and latency percentiles.\n"
-                                  "Exit code 1 when a request failed.",
+        if (!command_args("load",
+                          "Keeps N attend requests in flight and prints throughput and latency percentiles.\n"
+                          "Exit code 1 when a request failed.",
                           table, argc, argv, &code)) {
             free(load);
             return code;

@@ -11,18 +11,20 @@
 extern const unsigned char dsactl_trace_slice[];
 extern const size_t dsactl_trace_slice_size;
 
-/* ---- set-up ------------------------------------------------------------------------------------------------------ */
+/* ---- set-up ---------------------------------------------------------------------------------- */
 
 static bool open_trace(struct replay *replay)
 {
     const struct replay_config *c = &replay->config;
     char text[160];
-    FILE *file = c->trace_path ? fopen(c->trace_path, "re")
-                               : fmemopen((void *)(uintptr_t)dsactl_trace_slice, dsactl_trace_slice_size, "r");
+    FILE *file = c->trace_path
+                     ? fopen(c->trace_path, "re")
+                     : fmemopen((void *)(uintptr_t)dsactl_trace_slice, dsactl_trace_slice_size, "r");
     int rc;
 
     if (!file) {
-        fprintf(stderr, "dsactl: --trace: %s cannot be opened\n", c->trace_path ? c->trace_path : "the shipped slice");
+        fprintf(stderr, "dsactl: --trace: %s cannot be opened\n",
+                c->trace_path ? c->trace_path : "the shipped slice");
         return false;
     }
     rc = trace_read(file, c->n_requests, &replay->trace, text, sizeof(text));
@@ -48,11 +50,13 @@ static bool fit_limits(struct replay *replay)
         return false;
     }
     if (c->heads > limits->max_heads || c->topk > limits->max_topk) {
-        fprintf(stderr, "dsactl: the server takes at most %u heads and width %u\n", limits->max_heads, limits->max_topk);
+        fprintf(stderr, "dsactl: the server takes at most %u heads and width %u\n", limits->max_heads,
+                limits->max_topk);
         return false;
     }
     if (512 % c->scale_tokens != 0) {
-        fprintf(stderr, "dsactl: --scale-tokens: %" PRIu64 " does not divide the trace's block of 512 tokens\n",
+        fprintf(stderr,
+                "dsactl: --scale-tokens: %" PRIu64 " does not divide the trace's block of 512 tokens\n",
                 c->scale_tokens);
         return false;
     }
@@ -147,7 +151,7 @@ static void tear_down(struct replay *replay)
     trace_free(&replay->trace);
 }
 
-/* ---- summary ------------------------------------------------------------------------------------------------------- */
+/* ---- summary --------------------------------------------------------------------------------- */
 
 struct verdict {
     double seconds;
@@ -165,35 +169,36 @@ static void print_summary(const struct replay *r, const struct verdict *verdict)
     const struct replay_config *c = &r->config;
     uint64_t prompt = r->n_appended + r->n_reused;
 
-    printf("replayed in %.1f s: lengths / %" PRIu64 ", %" PRIu64 " layers, %" PRIu64 " heads, width %" PRIu64 ", %" PRIu64
-           " at a time, %s, %s\n",
+    printf("replayed in %.1f s: lengths / %" PRIu64 ", %" PRIu64 " layers, %" PRIu64 " heads, width %" PRIu64
+           ", %" PRIu64 " at a time, %s, %s\n",
            verdict->seconds, c->scale_tokens, c->layers, c->heads, c->topk, c->concurrency,
            c->is_shared ? "memfd" : "inline", dsa_layout_name(r->pool->layout));
-    printf("  %-22s %" PRIu64 " finished, %" PRIu64 " failed, %" PRIu64 " too long for the pool\n", "requests",
-           r->n_finished, r->n_failed, r->n_too_long);
-    printf("  %-22s %" PRIu64 " appended, %" PRIu64 " reused by forks (%.1f %%)\n", "prompt tokens", r->n_appended,
-           r->n_reused, prompt ? 100.0 * (double)r->n_reused / (double)prompt : 0.0);
-    printf("  %-22s %" PRIu64 " (%" PRIu64 " attends, %.1f rows a launch)\n", "output tokens", r->n_output, r->n_attends,
-           histogram_mean(&r->batch_rows));
+    printf("  %-22s %" PRIu64 " finished, %" PRIu64 " failed, %" PRIu64 " too long for the pool\n",
+           "requests", r->n_finished, r->n_failed, r->n_too_long);
+    printf("  %-22s %" PRIu64 " appended, %" PRIu64 " reused by forks (%.1f %%)\n", "prompt tokens",
+           r->n_appended, r->n_reused, prompt ? 100.0 * (double)r->n_reused / (double)prompt : 0.0);
+    printf("  %-22s %" PRIu64 " (%" PRIu64 " attends, %.1f rows a launch)\n", "output tokens", r->n_output,
+           r->n_attends, histogram_mean(&r->batch_rows));
     printf("  %-22s %.0f output/s, %.0f prompt/s\n", "throughput", (double)r->n_output / verdict->seconds,
            (double)r->n_appended / verdict->seconds);
     printf("  %-22s %9s %9s %9s %9s\n", "latency, ms", "p50", "p90", "p99", "max");
     print_latency("attend", &r->attend_us);
     print_latency("output token", &r->token_us);
     print_latency("append of a chunk", &r->append_us);
-    printf("  %-22s %" PRIu64 " of %" PRIu64 " used at peak, %" PRIu64 " shared, %" PRIu64 " saved by sharing\n", "pages",
-           r->pages_peak, r->pool->n_pages, r->shared_peak, r->saved_peak);
-    printf("  %-22s %" PRIu64 " prefixes evicted, %" PRIu64 " requests preempted, %" PRIu64 " retries\n", "pool pressure",
-           r->n_evicted, r->n_preempted, r->n_retries);
-    printf("  %-22s %" PRIu64 " replies against float64, %" PRIu64 " mismatches\n", "checked", verdict->n_checked,
-           verdict->n_mismatches);
+    printf("  %-22s %" PRIu64 " of %" PRIu64 " used at peak, %" PRIu64 " shared, %" PRIu64
+           " saved by sharing\n",
+           "pages", r->pages_peak, r->pool->n_pages, r->shared_peak, r->saved_peak);
+    printf("  %-22s %" PRIu64 " prefixes evicted, %" PRIu64 " requests preempted, %" PRIu64 " retries\n",
+           "pool pressure", r->n_evicted, r->n_preempted, r->n_retries);
+    printf("  %-22s %" PRIu64 " replies against float64, %" PRIu64 " mismatches\n", "checked",
+           verdict->n_checked, verdict->n_mismatches);
 }
 
 static json_t *json_latency(const struct histogram *h)
 {
     return json_pack("{s:I, s:I, s:I, s:I, s:f}", "p50", (json_int_t)histogram_at(h, 50), "p90",
-                     (json_int_t)histogram_at(h, 90), "p99", (json_int_t)histogram_at(h, 99), "max", (json_int_t)h->max,
-                     "mean", histogram_mean(h));
+                     (json_int_t)histogram_at(h, 90), "p99", (json_int_t)histogram_at(h, 99), "max",
+                     (json_int_t)h->max, "mean", histogram_mean(h));
 }
 
 static void set_count(json_t *object, const char *name, uint64_t n)
@@ -238,7 +243,7 @@ static void print_json(const struct replay *r, const struct verdict *verdict)
     json_decref(root);
 }
 
-/* ---- the command ------------------------------------------------------------------------------------------------------- */
+/* ---- the command ----------------------------------------------------------------------------- */
 
 static int run(struct replay *replay)
 {
@@ -262,17 +267,20 @@ static int run(struct replay *replay)
 static bool parse(struct replay_config *c, struct common *common, int argc, char **argv, int *code_p)
 {
     const struct arg table[] = {
-        {"trace", ARG_TEXT, &c->trace_path, "FILE", "JSON lines; without it a shipped slice of 200 requests", 0, 0},
+        {"trace", ARG_TEXT, &c->trace_path, "FILE", "JSON lines; without it a shipped slice of 200 requests",
+         0, 0},
         {"requests", ARG_UINT, &c->n_requests, "N", "from the start of the trace; 0 = all", 0, 0},
-        {"scale-time", ARG_REAL, &c->scale_time, "X", "arrivals come X times as fast; 0 = as fast as they are served", 0,
-         0},
-        {"scale-tokens", ARG_UINT, &c->scale_tokens, "N", "lengths and prefix blocks divided by N (divides 512)", 1, 512},
+        {"scale-time", ARG_REAL, &c->scale_time, "X",
+         "arrivals come X times as fast; 0 = as fast as they are served", 0, 0},
+        {"scale-tokens", ARG_UINT, &c->scale_tokens, "N",
+         "lengths and prefix blocks divided by N (divides 512)", 1, 512},
         {"layers", ARG_UINT, &c->layers, "N", "must be the server's; 0 = take those", 0, 4096},
         {"heads", ARG_UINT, &c->heads, "N", "query heads", 1, 128},
         {"topk", ARG_UINT, &c->topk, "N", "positions that a token attends to", 1, 65536},
         {"concurrency", ARG_UINT, &c->concurrency, "N", "requests at a time", 1, 4096},
         {"chunk", ARG_UINT, &c->chunk_tokens, "N", "prompt tokens of one append", 1, 65536},
-        {"check-every", ARG_UINT, &c->check_every, "N", "compare each N-th reply with float64; 0 = none", 0, 0},
+        {"check-every", ARG_UINT, &c->check_every, "N", "compare each N-th reply with float64; 0 = none", 0,
+         0},
         {"transport", ARG_TEXT, &c->transport, "KIND", "tensors: memfd, inline or auto", 0, 0},
         {"seed", ARG_UINT, &c->seed, "N", "of the contents", 0, 0},
         {"json", ARG_FLAG, &c->want_json, NULL, "summary as one JSON object", 0, 0},
@@ -281,13 +289,14 @@ static bool parse(struct replay_config *c, struct common *common, int argc, char
         {0},
     };
 
-    return command_args("replay",
-                        "Replays a recorded trace: each request is a sequence, a prompt whose first blocks were seen\n"
-                        "before is a fork, prompts are appended in chunks over all layers, and every output token\n"
-                        "appends a row and attends in each layer to a recent window, heavy hitters and random\n"
-                        "positions. When the pool is full, retained prefixes are evicted, oldest first. Samples of the\n"
-                        "replies are compared with float64. Exit code 1 on a mismatch or a failed request.",
-                        table, argc, argv, code_p);
+    return command_args(
+        "replay",
+        "Replays a recorded trace: each request is a sequence, a prompt whose first blocks were seen\n"
+        "before is a fork, prompts are appended in chunks over all layers, and every output token\n"
+        "appends a row and attends in each layer to a recent window, heavy hitters and random\n"
+        "positions. When the pool is full, retained prefixes are evicted, oldest first. Samples of the\n"
+        "replies are compared with float64. Exit code 1 on a mismatch or a failed request.",
+        table, argc, argv, code_p);
 }
 
 int cmd_replay(int argc, char **argv)
@@ -298,9 +307,16 @@ int cmd_replay(int argc, char **argv)
 
     if (!replay)
         return EXIT_MISMATCH;
-    replay->config = (struct replay_config){.n_requests = 0, .scale_tokens = 8, .heads = 16, .topk = 2048,
-                                            .concurrency = 16, .check_every = 400, .chunk_tokens = 256, .seed = 1,
-                                            .scale_time = 0, .transport = "auto"};
+    replay->config = (struct replay_config){.n_requests = 0,
+                                            .scale_tokens = 8,
+                                            .heads = 16,
+                                            .topk = 2048,
+                                            .concurrency = 16,
+                                            .check_every = 400,
+                                            .chunk_tokens = 256,
+                                            .seed = 1,
+                                            .scale_time = 0,
+                                            .transport = "auto"};
     if (!parse(&replay->config, &common, argc, argv, &code)) {
         free(replay);
         return code;

@@ -1,5 +1,5 @@
-/* cmd_verify.c - checks a running server: reference vectors byte for byte and against their tolerances, then random
- * cases against float64. */
+/* cmd_verify.c - checks a running server: reference vectors byte for byte and against their tolerances, then
+ * random cases against float64. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -56,7 +56,7 @@ void verify_error(struct verify *v, const char *name, const char *what, const st
     verify_fail(v, name, "%s: %s", what, text);
 }
 
-/* ---- stored bytes ---------------------------------------------------------------------------------------------- */
+/* ---- stored bytes ---------------------------------------------------------------------------- */
 
 struct export_check {
     const uint8_t *rows;
@@ -71,24 +71,25 @@ static dsa_status check_chunk(uint64_t first, uint32_t n_tokens, const void *row
     const uint8_t *got = rows, *want = check->rows + first * check->row_bytes;
 
     if (first != check->seen || n_tokens > check->n - first || n_bytes != n_tokens * check->row_bytes) {
-        snprintf(check->text, check->size, "a chunk of %u rows from %llu does not follow row %llu of %llu", n_tokens,
-                 (unsigned long long)first, (unsigned long long)check->seen, (unsigned long long)check->n);
+        snprintf(check->text, check->size, "a chunk of %u rows from %llu does not follow row %llu of %llu",
+                 n_tokens, (unsigned long long)first, (unsigned long long)check->seen,
+                 (unsigned long long)check->n);
         return DSA_E_PROTOCOL;
     }
     for (size_t i = 0; i < n_bytes; i++) {
         if (got[i] == want[i])
             continue;
         snprintf(check->text, check->size, "row %llu byte %llu is %02x, expected %02x",
-                 (unsigned long long)(first + i / check->row_bytes), (unsigned long long)(i % check->row_bytes), got[i],
-                 want[i]);
+                 (unsigned long long)(first + i / check->row_bytes),
+                 (unsigned long long)(i % check->row_bytes), got[i], want[i]);
         return DSA_E_PROTOCOL;
     }
     check->seen += n_tokens;
     return DSA_OK;
 }
 
-bool verify_export(struct verify *v, uint64_t sequence, uint32_t layer, const uint8_t *rows, uint64_t n, char *text,
-                   size_t size)
+bool verify_export(struct verify *v, uint64_t sequence, uint32_t layer, const uint8_t *rows, uint64_t n,
+                   char *text, size_t size)
 {
     struct export_check check = {rows, n, 0, v->pool->row_bytes, text, size};
     struct dsa_error err;
@@ -100,13 +101,14 @@ bool verify_export(struct verify *v, uint64_t sequence, uint32_t layer, const ui
         return false;
     }
     if (check.seen != n) {
-        snprintf(text, size, "%llu of %llu rows came back", (unsigned long long)check.seen, (unsigned long long)n);
+        snprintf(text, size, "%llu of %llu rows came back", (unsigned long long)check.seen,
+                 (unsigned long long)n);
         return false;
     }
     return true;
 }
 
-/* ---- the command -------------------------------------------------------------------------------------------------- */
+/* ---- the command ----------------------------------------------------------------------------- */
 
 static int run(struct verify *v, const char *dir, uint64_t n_cases, uint64_t seed)
 {
@@ -124,8 +126,8 @@ static int run(struct verify *v, const char *dir, uint64_t n_cases, uint64_t see
         fprintf(stderr, "dsactl: verify: no memory\n");
         return EXIT_MISMATCH;
     }
-    printf("%.1f s\n%u passed, %u failed, %u skipped\n", (double)(clock_us() - begin) / 1e6, v->n_passed, v->n_failed,
-           v->n_skipped);
+    printf("%.1f s\n%u passed, %u failed, %u skipped\n", (double)(clock_us() - begin) / 1e6, v->n_passed,
+           v->n_failed, v->n_skipped);
     return v->n_failed == 0 ? EXIT_OK : EXIT_MISMATCH;
 }
 
@@ -145,11 +147,12 @@ int cmd_verify(int argc, char **argv)
     };
     int code;
 
-    if (!command_args("verify",
-                      "Runs every vector folder in DIR that fits the server's layout, and random cases, through the\n"
-                      "server and compares: stored rows byte for byte, results with float64. Ends in the line\n"
-                      "`N passed, N failed, N skipped`; exit code 1 when something failed.",
-                      table, argc, argv, &code))
+    if (!command_args(
+            "verify",
+            "Runs every vector folder in DIR that fits the server's layout, and random cases, through the\n"
+            "server and compares: stored rows byte for byte, results with float64. Ends in the line\n"
+            "`N passed, N failed, N skipped`; exit code 1 when something failed.",
+            table, argc, argv, &code))
         return code;
     v.client = command_connect(&common, true);
     if (!v.client)

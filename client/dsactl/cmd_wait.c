@@ -6,12 +6,15 @@
 
 #define STEP_US 50000
 
-/* One try: connected and serving? Connecting already waits, so a server that is not there costs no busy loop. */
-static bool is_ready(const struct common *common, const char *service, uint64_t until_us, struct dsa_error *err)
+/* One try: connected and serving? Connecting already waits, so a server that is not there costs no busy
+ * loop. */
+static bool is_ready(const struct common *common, const char *service, uint64_t until_us,
+                     struct dsa_error *err)
 {
     uint64_t now = clock_us();
     uint64_t left = until_us > now + 1000 ? until_us - now : 1000;
-    struct dsa_options options = {.client_name = "dsactl wait", .connect_timeout_us = left, .no_session = true};
+    struct dsa_options options = {
+        .client_name = "dsactl wait", .connect_timeout_us = left, .no_session = true};
     struct dsa_client *client;
     bool is_serving = false;
 
@@ -23,7 +26,8 @@ static bool is_ready(const struct common *common, const char *service, uint64_t 
         err->field[0] = err->rule[0] = '\0';
         if (clock_us() >= until_us)
             break;
-        nanosleep(&(struct timespec){.tv_nsec = STEP_US * 1000}, NULL); /* a poll interval between two questions */
+        nanosleep(&(struct timespec){.tv_nsec = STEP_US * 1000},
+                  NULL); /* a poll interval between two questions */
     }
     dsa_close(client);
     return is_serving;
@@ -45,8 +49,10 @@ int cmd_wait(int argc, char **argv)
     struct dsa_error err = {0};
     int code;
 
-    if (!command_args("wait", "Waits until the server's health service says SERVING. Exit code 3 when it does not in time.",
-                      table, argc, argv, &code))
+    if (!command_args(
+            "wait",
+            "Waits until the server's health service says SERVING. Exit code 3 when it does not in time.",
+            table, argc, argv, &code))
         return code;
     until_us = clock_us() + timeout_ms * 1000;
     do {

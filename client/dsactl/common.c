@@ -15,7 +15,8 @@ const char *default_target(void)
     return target && target[0] ? target : "unix:/run/dsad/dsad.sock";
 }
 
-bool command_args(const char *name, const char *text, const struct arg *table, int argc, char **argv, int *exit_p)
+bool command_args(const char *name, const char *text, const struct arg *table, int argc, char **argv,
+                  int *exit_p)
 {
     switch (args_parse(table, argc, argv)) {
     case ARGS_OK:
@@ -55,7 +56,7 @@ struct dsa_client *command_connect(const struct common *common, bool want_sessio
     return NULL;
 }
 
-/* ---- memory for tensors ------------------------------------------------------------------------------------- */
+/* ---- memory for tensors ---------------------------------------------------------------------- */
 
 bool transport_pick(const struct dsa_client *client, const char *transport, bool *is_shared_p)
 {
@@ -90,7 +91,8 @@ dsa_status block_init(struct block *block, struct dsa_client *client, bool is_sh
     memset(block, 0, sizeof(*block));
     block->bytes = bytes ? block_size(bytes) : ALIGN;
     if (is_shared) {
-        dsa_status status = dsa_memory_create(client, block->bytes, DSA_ACCESS_READ_WRITE, &block->memory, err);
+        dsa_status status =
+            dsa_memory_create(client, block->bytes, DSA_ACCESS_READ_WRITE, &block->memory, err);
 
         if (status != DSA_OK)
             return status;
@@ -163,9 +165,10 @@ struct dsa_output block_output(const struct block *block, void *at, enum dsa_dty
     return output;
 }
 
-/* ---- the first pool --------------------------------------------------------------------------------------------- */
+/* ---- the first pool -------------------------------------------------------------------------- */
 
-bool pool_pick(const struct dsa_client *client, const struct dsa_pool **pool_p, const struct ref64_layout **layout_p)
+bool pool_pick(const struct dsa_client *client, const struct dsa_pool **pool_p,
+               const struct ref64_layout **layout_p)
 {
     const struct dsa_capabilities *caps = dsa_capabilities(client);
     const struct ref64_layout *layout;
@@ -176,8 +179,8 @@ bool pool_pick(const struct dsa_client *client, const struct dsa_pool **pool_p, 
     }
     layout = ref64_layout_get((uint32_t)caps->pools[0].layout);
     if (!layout || (uint32_t)layout->row_bytes != caps->pools[0].row_bytes) {
-        fprintf(stderr, "dsactl: the pool's layout %d with %u-byte rows is unknown here\n", (int)caps->pools[0].layout,
-                caps->pools[0].row_bytes);
+        fprintf(stderr, "dsactl: the pool's layout %d with %u-byte rows is unknown here\n",
+                (int)caps->pools[0].layout, caps->pools[0].row_bytes);
         return false;
     }
     *pool_p = &caps->pools[0];

@@ -18,8 +18,8 @@ struct ref64_rng content_rng(uint64_t chain, uint64_t a, uint64_t b)
     return rng;
 }
 
-/* Bits straight into the format: random sign and mantissa, one of four exponents. No rounding, no libm: the same on
- * every machine and cheap enough to make whole prompts. */
+/* Bits straight into the format: random sign and mantissa, one of four exponents. No rounding, no libm: the
+ * same on every machine and cheap enough to make whole prompts. */
 static uint16_t value_of(uint64_t r)
 {
     return (uint16_t)((r & 0x807f) | ((124 + ((r >> 7) & 3)) << 7));
@@ -67,8 +67,8 @@ static bool take(struct selection *s, uint64_t position)
 
 static void take_heavy(struct selection *s, uint64_t chain, uint64_t n_tokens, uint32_t n, uint32_t layer)
 {
-    /* The same hash at every step: a token that was heavy stays heavy while the sequence grows, as positions beyond
-     * the length are drawn from ever larger powers of two and skipped until they exist. */
+    /* The same hash at every step: a token that was heavy stays heavy while the sequence grows, as positions
+     * beyond the length are drawn from ever larger powers of two and skipped until they exist. */
     struct ref64_rng rng = content_rng(chain, layer, UINT64_C(0x4ea7));
     uint64_t span = 64;
 

@@ -1,4 +1,5 @@
-/* dsactl - the command-line client of dsad: looks at a server, checks it, loads it, replays a trace against it. */
+/* dsactl - the command-line client of dsad: looks at a server, checks it, loads it, replays a trace against
+ * it. */
 #include "client/dsactl/dsactl.h"
 
 #include <stdio.h>
@@ -21,8 +22,10 @@ static void print_usage(FILE *to)
     fprintf(to, "usage: dsactl COMMAND [flags]\n\n");
     for (size_t i = 0; i < N_COMMANDS; i++)
         fprintf(to, "  %-8s %s\n", commands[i].name, commands[i].summary);
-    fprintf(to, "\n`dsactl COMMAND --help` lists a command's flags with their defaults.\n"
-                "Exit codes: 0 good, 1 a mismatch or a failed request, 2 usage, 3 the server cannot be reached.\n");
+    fprintf(
+        to,
+        "\n`dsactl COMMAND --help` lists a command's flags with their defaults.\n"
+        "Exit codes: 0 good, 1 a mismatch or a failed request, 2 usage, 3 the server cannot be reached.\n");
 }
 
 int main(int argc, char **argv)

@@ -1,5 +1,5 @@
-/* dsactl.h - what the commands of dsactl share: the command table, exit codes, connecting, and tensors that live in
- * shared memory or in this process, as --transport says. One thread. */
+/* dsactl.h - what the commands of dsactl share: the command table, exit codes, connecting, and tensors that
+ * live in shared memory or in this process, as --transport says. One thread. */
 #ifndef DSACTL_DSACTL_H
 #define DSACTL_DSACTL_H
 
@@ -34,17 +34,24 @@ struct common {
     uint64_t spin_us;
     uint64_t timeout_ms; /* to connect */
 };
-#define COMMON_DEFAULTS {default_target(), 0, 5000}
-#define COMMON_ARGS(common)                                                                                   \
-    {"target", ARG_TEXT, &(common).target, "ADDRESS", "server, unix:/path or host:port (or $DSA_TARGET)", 0, 0}, \
-        {"spin-us", ARG_UINT, &(common).spin_us, "N", "poll this long before sleeping, for latency", 0, 1000000}, \
-    {                                                                                                         \
-        "connect-timeout-ms", ARG_UINT, &(common).timeout_ms, "N", "give up connecting after this", 1, 3600000 \
+#define COMMON_DEFAULTS                                                                                      \
+    {                                                                                                        \
+        default_target(), 0, 5000                                                                            \
+    }
+#define COMMON_ARGS(common)                                                                                  \
+    {"target", ARG_TEXT, &(common).target, "ADDRESS", "server, unix:/path or host:port (or $DSA_TARGET)",    \
+     0,        0},                                                                                           \
+        {"spin-us", ARG_UINT, &(common).spin_us, "N", "poll this long before sleeping, for latency",         \
+         0,         1000000},                                                                                \
+    {                                                                                                        \
+        "connect-timeout-ms", ARG_UINT, &(common).timeout_ms, "N", "give up connecting after this", 1,       \
+            3600000                                                                                          \
     }
 const char *default_target(void);
 
 /* Parses; on --help prints usage, text and flags. True: go on. False: return *exit_p. */
-bool command_args(const char *name, const char *text, const struct arg *table, int argc, char **argv, int *exit_p);
+bool command_args(const char *name, const char *text, const struct arg *table, int argc, char **argv,
+                  int *exit_p);
 
 /* Connects with the common flags; prints why not. NULL on failure. */
 struct dsa_client *command_connect(const struct common *common, bool want_session);
@@ -52,9 +59,10 @@ struct dsa_client *command_connect(const struct common *common, bool want_sessio
 /* "dsactl: WHAT: REASON: message" to stderr. */
 void print_error(const char *what, const struct dsa_error *err);
 
-/* ---- memory for tensors ------------------------------------------------------------------------------------- */
+/* ---- memory for tensors ---------------------------------------------------------------------- */
 
-/* A piece of memory that tensors are cut from: registered shared memory, or plain memory that travels inline. */
+/* A piece of memory that tensors are cut from: registered shared memory, or plain memory that travels
+ * inline. */
 struct block {
     uint8_t *data;
     uint64_t bytes, used;
@@ -77,10 +85,11 @@ struct dsa_tensor block_tensor(const struct block *block, const void *at, enum d
                                uint64_t n0, uint64_t n1, uint64_t n2);
 struct dsa_output block_output(const struct block *block, void *at, enum dsa_dtype dtype);
 
-/* ---- the first pool ----------------------------------------------------------------------------------------------- */
+/* ---- the first pool -------------------------------------------------------------------------- */
 
 /* The server's pool and its layout as the oracle knows it; prints why not. */
-bool pool_pick(const struct dsa_client *client, const struct dsa_pool **pool_p, const struct ref64_layout **layout_p);
+bool pool_pick(const struct dsa_client *client, const struct dsa_pool **pool_p,
+               const struct ref64_layout **layout_p);
 /* The oracle's number of the pool's write rule. */
 int pool_rule(const struct dsa_pool *pool);
 

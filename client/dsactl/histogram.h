@@ -1,5 +1,5 @@
-/* histogram.h - counts values by size, to read percentiles off: 128 buckets per power of two, so that a percentile is
- * at most 0.8 % above the true one. Constant memory. Not synchronised. */
+/* histogram.h - counts values by size, to read percentiles off: 128 buckets per power of two, so that a
+ * percentile is at most 0.8 % above the true one. Constant memory. Not synchronised. */
 #ifndef DSACTL_HISTOGRAM_H
 #define DSACTL_HISTOGRAM_H
 

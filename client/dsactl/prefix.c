@@ -18,7 +18,8 @@ struct node {
 };
 
 struct prefix_cache {
-    struct node **buckets; /* n_buckets is a power of two; chains are random already, so their low bits choose */
+    struct node *
+        *buckets; /* n_buckets is a power of two; chains are random already, so their low bits choose */
     uint32_t n_buckets, n_nodes, n_entries;
     struct entry *newest, *oldest;
 };

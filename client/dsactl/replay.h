@@ -1,8 +1,9 @@
 /* replay.h - what the parts of `dsactl replay` share: the run with its slots, and the checker thread.
  *
- *   trace --> slot: START --> PREFILL (prompt in chunks, all layers) --> DECODE (a row and an attend per layer) --> free
- *                     |            '--> its full blocks are retained as a fork, to be found by later prompts
- *                     '--> forks the retained sequence with the longest common prefix
+ *   trace --> START --> PREFILL --> DECODE --> slot free
+ *   START    forks the retained sequence with the longest common prefix, or makes an empty one
+ *   PREFILL  appends the prompt in chunks over all layers, then retains a fork of its full blocks
+ *   DECODE   per output token and layer: appends a row and attends
  *
  * Everything here belongs to the main thread, except what the checker's own lock guards. */
 #ifndef DSACTL_REPLAY_H
@@ -21,7 +22,7 @@ struct replay_config {
     bool is_shared, want_json, is_quiet;
 };
 
-/* ---- checker (replay_check.c) ------------------------------------------------------------------------------- */
+/* ---- checker (replay_check.c) ---------------------------------------------------------------- */
 
 /* One sampled reply. Rows are named by (chain, position): the checker makes them again. */
 struct check_job {
@@ -36,8 +37,8 @@ struct check_job {
 
 struct checker;
 
-/* Checks on a thread of its own, so that float64 does not stand in the way of the replies that are timed. NULL: no
- * memory or no thread. */
+/* Checks on a thread of its own, so that float64 does not stand in the way of the replies that are timed.
+ * NULL: no memory or no thread. */
 struct checker *checker_create(const struct dsa_pool *pool, const struct ref64_layout *layout, uint32_t heads,
                                uint32_t topk, float softmax_scale);
 /* A job with room for everything, or NULL while too many wait (take a later sample then). */
@@ -47,7 +48,7 @@ void checker_give(struct checker *checker, struct check_job *job); /* takes owne
 void checker_finish(struct checker *checker, uint64_t *n_checked_p, uint64_t *n_mismatches_p);
 void checker_counts(struct checker *checker, uint64_t *n_checked_p, uint64_t *n_mismatches_p);
 
-/* ---- run (replay_run.c) -------------------------------------------------------------------------------------- */
+/* ---- run (replay_run.c) ---------------------------------------------------------------------- */
 
 struct replay;
 

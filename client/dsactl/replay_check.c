@@ -1,5 +1,5 @@
-/* replay_check.c - the checker thread: makes the selected rows of a sampled reply again, quantises them as the pool does,
- * attends in float64 and compares. */
+/* replay_check.c - the checker thread: makes the selected rows of a sampled reply again, quantises them as
+ * the pool does, attends in float64 and compares. */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -61,8 +61,8 @@ static bool check_job(struct checker *checker, const struct check_job *job, char
 
     for (uint32_t i = 0; i < job->n; i++) {
         content_row(job->chains[i], job->positions[i], job->layer, checker->values, checker->pool->d_qk);
-        ref64_quantise_row(checker->layout, pool_rule(checker->pool), checker->pool->raw_scale, checker->values,
-                           checker->packed + i * row_bytes);
+        ref64_quantise_row(checker->layout, pool_rule(checker->pool), checker->pool->raw_scale,
+                           checker->values, checker->packed + i * row_bytes);
     }
     return check_attend(&check, &n_invalid, text, size) == 1;
 }
@@ -95,7 +95,8 @@ static void *checker_main(void *arg)
         checker->n_mismatches += !agrees;
         if (!agrees && checker->n_mismatches <= MAX_PRINTED)
             fprintf(stderr, "dsactl: mismatch: request %llu token %llu layer %u, %u positions: %s\n",
-                    (unsigned long long)job->request, (unsigned long long)job->token, job->layer, job->n, text);
+                    (unsigned long long)job->request, (unsigned long long)job->token, job->layer, job->n,
+                    text);
         job_free(job);
     }
     pthread_mutex_unlock(&checker->mutex);

@@ -1,5 +1,5 @@
-/* replay_run.c - drives the slots: one trace request each, one operation in flight each, so that the server sees
- * `concurrency` sequences at once and batches them as it likes. */
+/* replay_run.c - drives the slots: one trace request each, one operation in flight each, so that the server
+ * sees `concurrency` sequences at once and batches them as it likes. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,18 +8,19 @@
 #include "client/dsactl/content.h"
 #include "client/dsactl/replay.h"
 
-#define STATS_EVERY_US    100000
-#define TTY_EVERY_US      200000
-#define LINE_EVERY_US     5000000
-#define MIN_RETRY_US      1000
-#define POLL_US           20000
-#define QUERY_STREAM      UINT64_C(0x9e4)
+#define STATS_EVERY_US 100000
+#define TTY_EVERY_US   200000
+#define LINE_EVERY_US  5000000
+#define MIN_RETRY_US   1000
+#define POLL_US        20000
+#define QUERY_STREAM   UINT64_C(0x9e4)
 
-/* ---- contents -------------------------------------------------------------------------------------------------- */
+/* ---- contents -------------------------------------------------------------------------------- */
 
 static uint64_t chain_at(const struct replay_slot *slot, uint64_t position)
 {
-    return position < slot->n_prompt ? slot->chains[position / slot->replay->block_tokens] : slot->output_chain;
+    return position < slot->n_prompt ? slot->chains[position / slot->replay->block_tokens]
+                                     : slot->output_chain;
 }
 
 /* Lengths after scaling, and the chain of every prompt block. False: no memory. */
@@ -45,7 +46,7 @@ static bool plan_request(struct replay_slot *slot)
     return true;
 }
 
-/* ---- pages -------------------------------------------------------------------------------------------------------- */
+/* ---- pages ----------------------------------------------------------------------------------- */
 
 static void sample_pages(struct replay *replay)
 {
@@ -77,8 +78,8 @@ static void release(struct replay *replay, uint64_t sequence)
         replay->slots[i].is_blocked = false; /* there may be room now */
 }
 
-/* The pool is full, which is an ordinary answer: give up the prefix that was not used for longest. Without one the slot
- * waits for another to finish. */
+/* The pool is full, which is an ordinary answer: give up the prefix that was not used for longest. Without
+ * one the slot waits for another to finish. */
 static void make_room(struct replay_slot *slot)
 {
     struct replay *replay = slot->replay;
@@ -93,7 +94,7 @@ static void make_room(struct replay_slot *slot)
     }
 }
 
-/* ---- slots -------------------------------------------------------------------------------------------------------- */
+/* ---- slots ----------------------------------------------------------------------------------- */
 
 static void slot_clear(struct replay_slot *slot)
 {
@@ -127,7 +128,8 @@ static void slot_error(struct replay_slot *slot, const struct dsa_error *err)
     case DSA_E_QUEUE_FULL:
     case DSA_E_LIMIT:
         slot->replay->n_retries++;
-        slot->retry_at_us = clock_us() + (err->retry_after_us > MIN_RETRY_US ? err->retry_after_us : MIN_RETRY_US);
+        slot->retry_at_us =
+            clock_us() + (err->retry_after_us > MIN_RETRY_US ? err->retry_after_us : MIN_RETRY_US);
         break;
     default:
         slot_fail(slot, err);
@@ -155,7 +157,8 @@ static void slot_start(struct replay_slot *slot)
     dsa_status status;
 
     if (prefix_find(replay->prefixes, slot->chains, slot->n_full, &source, &n_blocks)) {
-        status = dsa_sequence_fork(replay->client, source, n_blocks * replay->block_tokens, &slot->sequence, &err);
+        status =
+            dsa_sequence_fork(replay->client, source, n_blocks * replay->block_tokens, &slot->sequence, &err);
     } else {
         n_blocks = 0;
         status = dsa_sequence_create(replay->client, NULL, &slot->sequence, &err);
@@ -176,15 +179,16 @@ static void send_chunk(struct replay_slot *slot)
     struct replay *replay = slot->replay;
     uint64_t n = slot->n_prompt - slot->n_done, d_qk = replay->pool->d_qk;
     uint32_t n_layers = (uint32_t)replay->config.layers;
-    struct dsa_append append = {.sequence = slot->sequence, .n_layers = n_layers, .has_position = true,
-                                .position = slot->n_done};
+    struct dsa_append append = {
+        .sequence = slot->sequence, .n_layers = n_layers, .has_position = true, .position = slot->n_done};
     struct dsa_error err;
 
     if (n > replay->config.chunk_tokens)
         n = replay->config.chunk_tokens;
     for (uint32_t l = 0; l < n_layers; l++) {
         for (uint64_t i = 0; i < n; i++)
-            content_row(chain_at(slot, slot->n_done + i), slot->n_done + i, l, slot->rows + (l * n + i) * d_qk, d_qk);
+            content_row(chain_at(slot, slot->n_done + i), slot->n_done + i, l,
+                        slot->rows + (l * n + i) * d_qk, d_qk);
     }
     append.rows = block_tensor(&replay->block, slot->rows, DSA_DTYPE_BF16, 3, n_layers, n, d_qk);
     if (dsa_append_submit(replay->client, NULL, &append, on_done, slot, &slot->handle, &err) != DSA_OK) {
@@ -195,7 +199,8 @@ static void send_chunk(struct replay_slot *slot)
     slot->is_flying = true;
 }
 
-/* Keeps the prompt's full blocks for later requests. Not being able to is no failure: there is less to reuse then. */
+/* Keeps the prompt's full blocks for later requests. Not being able to is no failure: there is less to reuse
+ * then. */
 static void retain_prefix(struct replay_slot *slot)
 {
     struct replay *replay = slot->replay;
@@ -203,7 +208,8 @@ static void retain_prefix(struct replay_slot *slot)
 
     if (slot->n_full == 0 || slot->n_full == slot->n_reused)
         return;
-    if (dsa_sequence_fork(replay->client, slot->sequence, slot->n_full * replay->block_tokens, &copy, NULL) != DSA_OK)
+    if (dsa_sequence_fork(replay->client, slot->sequence, slot->n_full * replay->block_tokens, &copy, NULL)
+        != DSA_OK)
         return;
     if (!prefix_insert(replay->prefixes, slot->chains, slot->n_full, copy))
         release(replay, copy);
@@ -243,8 +249,8 @@ static void send_step(struct replay_slot *slot)
 
     content_row(slot->output_chain, position, slot->layer, slot->rows, d_qk);
     content_fill(&rng, slot->q, heads * d_qk);
-    *slot->n_valid = (int32_t)content_select(slot->output_chain, position + 1, topk, slot->layer, replay->marks,
-                                             slot->indices);
+    *slot->n_valid = (int32_t)content_select(slot->output_chain, position + 1, topk, slot->layer,
+                                             replay->marks, slot->indices);
     if (slot->layer == 0)
         slot->token_begin_us = clock_us();
     if (dsa_attend_submit(replay->client, NULL, &attend, on_done, slot, &slot->handle, &err) != DSA_OK)
@@ -354,14 +360,15 @@ static void slot_advance(struct replay_slot *slot)
     }
 }
 
-/* ---- the run ------------------------------------------------------------------------------------------------------- */
+/* ---- the run --------------------------------------------------------------------------------- */
 
 /* When the request of the trace may start. */
 static uint64_t arrival_us(const struct replay *replay, size_t i)
 {
     double ms = (double)(replay->trace.requests[i].arrival_ms - replay->trace.requests[0].arrival_ms);
 
-    return replay->begin_us + (replay->config.scale_time > 0 ? (uint64_t)(ms * 1000 / replay->config.scale_time) : 0);
+    return replay->begin_us
+           + (replay->config.scale_time > 0 ? (uint64_t)(ms * 1000 / replay->config.scale_time) : 0);
 }
 
 /* Longer than the whole pool or than the server takes: skipped, and said so in the summary. */
@@ -419,8 +426,8 @@ static void park(struct replay_slot *slot)
         release(slot->replay, sequence);
 }
 
-/* When every running request waits for pages and no prefix is left to evict, the youngest is parked. One that runs
- * alone and is still short cannot be served by this pool. True: something can go on now. */
+/* When every running request waits for pages and no prefix is left to evict, the youngest is parked. One that
+ * runs alone and is still short cannot be served by this pool. True: something can go on now. */
 static bool break_deadlock(struct replay *replay)
 {
     struct replay_slot *youngest = NULL;
@@ -464,12 +471,13 @@ static void show_progress(struct replay *replay, uint64_t now, bool is_tty)
     if (replay->checker)
         checker_counts(replay->checker, &n_checked, &n_mismatches);
     fprintf(stderr,
-            "%s%5.1f s  %llu of %zu requests done, %u active  %llu prompt + %llu output tokens (%.0f/s)  %llu checked, "
+            "%s%5.1f s  %llu of %zu requests done, %u active  %llu prompt + %llu output tokens (%.0f/s)  "
+            "%llu checked, "
             "%llu mismatches%s",
             is_tty ? "\r\033[K" : "", seconds, (unsigned long long)replay->n_finished, replay->trace.n,
-            count_active(replay), (unsigned long long)replay->n_appended, (unsigned long long)replay->n_output,
-            seconds > 0 ? (double)replay->n_output / seconds : 0, (unsigned long long)n_checked,
-            (unsigned long long)n_mismatches, is_tty ? "" : "\n");
+            count_active(replay), (unsigned long long)replay->n_appended,
+            (unsigned long long)replay->n_output, seconds > 0 ? (double)replay->n_output / seconds : 0,
+            (unsigned long long)n_checked, (unsigned long long)n_mismatches, is_tty ? "" : "\n");
     fflush(stderr);
 }
 

@@ -44,7 +44,8 @@ static const char *read_request(const json_t *object, struct trace_request *requ
         return "needs exactly timestamp, input_length, output_length and hash_ids";
     if (!read_uint(json_object_get(object, "timestamp"), INT64_MAX, &request->arrival_ms))
         return "timestamp is not a whole number of ms";
-    if (!read_uint(json_object_get(object, "input_length"), MAX_TOKENS, &request->n_prompt) || request->n_prompt == 0)
+    if (!read_uint(json_object_get(object, "input_length"), MAX_TOKENS, &request->n_prompt)
+        || request->n_prompt == 0)
         return "input_length is not a number of tokens";
     if (!read_uint(json_object_get(object, "output_length"), MAX_TOKENS, &request->n_output))
         return "output_length is not a number of tokens";

@@ -1,6 +1,7 @@
-/* trace.h - a recorded production trace: one JSON object per line with the fields timestamp (arrival, ms from start),
- * input_length, output_length (tokens) and hash_ids (one per block of 512 prompt tokens; equal ids mean equal content
- * up to and including that block). Further fields are refused: a line that means something else is not read halfway. */
+/* trace.h - a recorded production trace: one JSON object per line with the fields timestamp (arrival, ms from
+ * start), input_length, output_length (tokens) and hash_ids (one per block of 512 prompt tokens; equal ids
+ * mean equal content up to and including that block). Further fields are refused: a line that means something
+ * else is not read halfway. */
 #ifndef DSACTL_TRACE_H
 #define DSACTL_TRACE_H
 
@@ -22,8 +23,8 @@ struct trace {
     struct trace_request *requests; /* arrival never decreases */
 };
 
-/* Reads up to max requests (0 = all) from the file. Returns 0; -1 with one sentence in text that names the line, *trace_p
- * untouched. Blank lines are skipped. */
+/* Reads up to max requests (0 = all) from the file. Returns 0; -1 with one sentence in text that names the
+ * line, *trace_p untouched. Blank lines are skipped. */
 int trace_read(FILE *file, size_t max, struct trace *trace_p, char *text, size_t text_size);
 void trace_free(struct trace *trace);
 

@@ -40,7 +40,8 @@ bool model_create(struct model *model, struct verify *v, const char *name)
     return false;
 }
 
-bool model_fork(struct model *model, const struct model *source, uint32_t n, struct verify *v, const char *name)
+bool model_fork(struct model *model, const struct model *source, uint32_t n, struct verify *v,
+                const char *name)
 {
     struct dsa_error err;
 
@@ -70,8 +71,8 @@ bool model_truncate(struct model *model, uint32_t n, struct verify *v, const cha
     return true;
 }
 
-uint64_t model_store(struct model *model, uint32_t layer, uint32_t n_layers, uint32_t n, const uint16_t *values,
-                     enum dsa_rule rule, const struct verify *v)
+uint64_t model_store(struct model *model, uint32_t layer, uint32_t n_layers, uint32_t n,
+                     const uint16_t *values, enum dsa_rule rule, const struct verify *v)
 {
     int oracle_rule = rule == DSA_RULE_DEFAULT ? pool_rule(v->pool)
                       : rule == DSA_RULE_PLAIN ? REF64_RULE_PLAIN
@@ -91,9 +92,11 @@ uint64_t model_store(struct model *model, uint32_t layer, uint32_t n_layers, uin
     return n_nonfinite;
 }
 
-void model_fill(struct ref64_rng *rng, uint16_t *values, size_t n_rows, bool has_nonfinite, const struct verify *v)
+void model_fill(struct ref64_rng *rng, uint16_t *values, size_t n_rows, bool has_nonfinite,
+                const struct verify *v)
 {
-    static const uint16_t odd[] = {0x7fc0, 0x7f80, 0xff80, 0x0000, 0x8000, 0x0001}; /* NaN, infinities, zeros, tiny */
+    static const uint16_t odd[] = {0x7fc0, 0x7f80, 0xff80,
+                                   0x0000, 0x8000, 0x0001}; /* NaN, infinities, zeros, tiny */
     size_t d_qk = v->pool->d_qk;
     int64_t span = v->layout->encoding == REF64_SCALED ? v->layout->latent : v->layout->d_qk;
 
@@ -119,8 +122,8 @@ static uint32_t append_room(const struct verify *v)
     return n < 1 ? 1 : n > MODEL_MAX_TOKENS ? MODEL_MAX_TOKENS : (uint32_t)n;
 }
 
-static bool append_once(struct model *model, uint32_t n, uint16_t *values, struct ref64_rng *rng, struct verify *v,
-                        const char *name)
+static bool append_once(struct model *model, uint32_t n, uint16_t *values, struct ref64_rng *rng,
+                        struct verify *v, const char *name)
 {
     uint32_t n_layers = model->n_layers;
     struct dsa_append append = {.sequence = model->id,
@@ -133,10 +136,8 @@ static bool append_once(struct model *model, uint32_t n, uint16_t *values, struc
     uint64_t n_nonfinite;
 
     model_fill(rng, values, (size_t)n * n_layers, ref64_rng_below(rng, 4) == 0, v);
-    append.rows = (struct dsa_tensor){.dtype = DSA_DTYPE_BF16,
-                                      .rank = 3,
-                                      .shape = {n_layers, n, v->pool->d_qk},
-                                      .data = values};
+    append.rows = (struct dsa_tensor){
+        .dtype = DSA_DTYPE_BF16, .rank = 3, .shape = {n_layers, n, v->pool->d_qk}, .data = values};
     if (dsa_append(v->client, &append, &result, &err) != DSA_OK) {
         verify_error(v, name, "append", &err);
         return false;
@@ -144,8 +145,8 @@ static bool append_once(struct model *model, uint32_t n, uint16_t *values, struc
     n_nonfinite = model_store(model, 0, n_layers, n, values, append.rule, v);
     if (result.n_tokens != model->n_tokens[0] || result.n_nonfinite != n_nonfinite) {
         verify_fail(v, name, "append answered %llu tokens and %llu non-finite values, expected %u and %llu",
-                    (unsigned long long)result.n_tokens, (unsigned long long)result.n_nonfinite, model->n_tokens[0],
-                    (unsigned long long)n_nonfinite);
+                    (unsigned long long)result.n_tokens, (unsigned long long)result.n_nonfinite,
+                    model->n_tokens[0], (unsigned long long)n_nonfinite);
         return false;
     }
     return true;

@@ -1,6 +1,6 @@
-/* verify_random.c - random cases: a few sequences with appends, forks and truncates, then several requests in flight at
- * once over them, inline and in shared memory, each compared with float64; then the stored bytes. A case depends on the
- * seed and its number alone. */
+/* verify_random.c - random cases: a few sequences with appends, forks and truncates, then several requests in
+ * flight at once over them, inline and in shared memory, each compared with float64; then the stored bytes. A
+ * case depends on the seed and its number alone. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,7 +24,7 @@ struct request {
     struct part parts[MAX_MODELS];
     enum dsa_dtype out_dtype;
     float softmax_scale;
-    uint16_t *q, *append_rows; /* append_rows NULL = none */
+    uint16_t *q, *append_rows;  /* append_rows NULL = none */
     int32_t *indices, *lengths; /* lengths NULL = none */
     float *sink, *lse;          /* NULL = none */
     void *out;
@@ -51,7 +51,7 @@ static uint32_t pick(struct scene *s, const uint32_t *list, size_t n)
 }
 #define PICK(s, list) pick((s), (list), sizeof(list) / sizeof((list)[0]))
 
-/* ---- sequences --------------------------------------------------------------------------------------------------- */
+/* ---- sequences ------------------------------------------------------------------------------- */
 
 static bool make_models(struct scene *s)
 {
@@ -66,7 +66,8 @@ static bool make_models(struct scene *s)
             uint32_t n = 1 + (uint32_t)ref64_rng_below(&s->rng, source->n_tokens[0]);
 
             /* Both write on afterwards: each must get its own copy of the last shared page. */
-            is_good = model_fork(model, source, n, s->v, s->name) && model_append(model, 5, &s->rng, s->v, s->name)
+            is_good = model_fork(model, source, n, s->v, s->name)
+                      && model_append(model, 5, &s->rng, s->v, s->name)
                       && model_append(source, 3, &s->rng, s->v, s->name);
             continue;
         }
@@ -75,14 +76,15 @@ static bool make_models(struct scene *s)
         if (is_good && chance(s, 3)) {
             uint32_t n = (uint32_t)ref64_rng_below(&s->rng, model->n_tokens[0] + 1);
 
-            is_good = model_truncate(model, n, s->v, s->name)
-                      && model_append(model, 1 + (uint32_t)ref64_rng_below(&s->rng, 70), &s->rng, s->v, s->name);
+            is_good =
+                model_truncate(model, n, s->v, s->name)
+                && model_append(model, 1 + (uint32_t)ref64_rng_below(&s->rng, 70), &s->rng, s->v, s->name);
         }
     }
     return is_good;
 }
 
-/* ---- requests ----------------------------------------------------------------------------------------------------- */
+/* ---- requests -------------------------------------------------------------------------------- */
 
 static void choose_shape(struct scene *s, struct request *r, bool is_long)
 {
@@ -150,8 +152,8 @@ static uint64_t block_bytes(const struct scene *s, const struct request *r)
 {
     uint64_t d_qk = s->v->pool->d_qk, d_v = s->v->pool->d_v, n = (uint64_t)r->n_rows * r->heads;
 
-    return 64 * 8 + n * d_qk * 2 + n * d_v * 4 + n * 4 + (uint64_t)r->n_rows * (r->topk + 1) * 4 + r->heads * 4
-           + d_qk * 2;
+    return 64 * 8 + n * d_qk * 2 + n * d_v * 4 + n * 4 + (uint64_t)r->n_rows * (r->topk + 1) * 4
+           + r->heads * 4 + d_qk * 2;
 }
 
 /* Memory and contents. What is optional is there or not by chance. */
@@ -173,7 +175,8 @@ static bool fill_request(struct scene *s, struct request *r, bool is_shared)
     content_fill(&s->rng, r->q, n * s->v->pool->d_qk);
     for (uint32_t h = 0; r->sink && h < r->heads; h++)
         r->sink[h] = chance(s, 4) ? -INFINITY : (float)(4 * ref64_rng_normal(&s->rng));
-    memset(r->out, 0xee, n * s->v->pool->d_v * dsa_dtype_bytes(r->out_dtype)); /* so that nothing passes unwritten */
+    memset(r->out, 0xee,
+           n * s->v->pool->d_v * dsa_dtype_bytes(r->out_dtype)); /* so that nothing passes unwritten */
     return true;
 }
 
@@ -239,18 +242,19 @@ static bool submit(struct scene *s, struct request *r)
     return false;
 }
 
-/* ---- comparison ----------------------------------------------------------------------------------------------------- */
+/* ---- comparison ------------------------------------------------------------------------------ */
 
 static void describe(const struct request *r, char *text, size_t size)
 {
-    snprintf(text, size, "layer %u, %u rows in %u segments, %u heads, width %u%s%s%s%s%s, %s", r->layer, r->n_rows,
-             r->n_parts, r->heads, r->topk, r->lengths ? ", lengths" : "", r->sink ? ", sink" : "",
-             r->lse ? ", lse" : "", r->append_rows ? ", append" : "", r->out_dtype == DSA_DTYPE_F32 ? ", f32" : "",
-             r->block.memory ? "memfd" : "inline");
+    snprintf(text, size, "layer %u, %u rows in %u segments, %u heads, width %u%s%s%s%s%s, %s", r->layer,
+             r->n_rows, r->n_parts, r->heads, r->topk, r->lengths ? ", lengths" : "", r->sink ? ", sink" : "",
+             r->lse ? ", lse" : "", r->append_rows ? ", append" : "",
+             r->out_dtype == DSA_DTYPE_F32 ? ", f32" : "", r->block.memory ? "memfd" : "inline");
 }
 
 /* Sums the invalid entries it met; false with text when a part disagrees. */
-static bool compare_parts(struct scene *s, const struct request *r, uint64_t *n_invalid_p, char *text, size_t size)
+static bool compare_parts(struct scene *s, const struct request *r, uint64_t *n_invalid_p, char *text,
+                          size_t size)
 {
     size_t row = 0, d_qk = s->v->pool->d_qk, d_v = s->v->pool->d_v;
 
@@ -294,8 +298,8 @@ static void compare(struct scene *s, const struct request *r)
     else if (!compare_parts(s, r, &n_invalid, text, sizeof(text)))
         verify_fail(s->v, s->name, "%s: %s", shape, text);
     else if (result->n_invalid != n_invalid || result->n_nonfinite != r->n_nonfinite)
-        verify_fail(s->v, s->name, "%s: counted %llu invalid and %llu non-finite, expected %llu and %llu", shape,
-                    (unsigned long long)result->n_invalid, (unsigned long long)result->n_nonfinite,
+        verify_fail(s->v, s->name, "%s: counted %llu invalid and %llu non-finite, expected %llu and %llu",
+                    shape, (unsigned long long)result->n_invalid, (unsigned long long)result->n_nonfinite,
                     (unsigned long long)n_invalid, (unsigned long long)r->n_nonfinite);
     else
         verify_pass(s->v, s->name, "%s", shape);
@@ -316,7 +320,7 @@ static void compare_stored(struct scene *s)
         verify_fail(s->v, s->name, "stored rows of layer %u: %s", layer, text);
 }
 
-/* ---- one case --------------------------------------------------------------------------------------------------------- */
+/* ---- one case -------------------------------------------------------------------------------- */
 
 static void run_requests(struct scene *s, bool is_long)
 {
@@ -343,7 +347,8 @@ static bool run_case(struct verify *v, uint64_t number, uint64_t seed)
     struct scene s = {.v = v, .rng = content_rng(seed, number, UINT64_C(0x5ce2e))};
     bool has_memory = true;
 
-    snprintf(s.name, sizeof(s.name), "case %llu (seed %llu)", (unsigned long long)number, (unsigned long long)seed);
+    snprintf(s.name, sizeof(s.name), "case %llu (seed %llu)", (unsigned long long)number,
+             (unsigned long long)seed);
     for (unsigned i = 0; i < MAX_MODELS; i++)
         has_memory = model_init(&s.models[i], v) && has_memory;
     if (has_memory && make_models(&s)) {

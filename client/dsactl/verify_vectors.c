@@ -1,5 +1,5 @@
-/* verify_vectors.c - reference vectors through a live server. Folders for other layouts, and those of operations that
- * the service does not offer by themselves, are skipped by name. */
+/* verify_vectors.c - reference vectors through a live server. Folders for other layouts, and those of
+ * operations that the service does not offer by themselves, are skipped by name. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,10 +13,12 @@ static enum dsa_rule rule_of(const struct vectors_case *c)
     const char *name = vectors_key(c, "rule");
     int rule = name ? ref64_rule_by_name(name) : 0;
 
-    return rule == REF64_RULE_PLAIN ? DSA_RULE_PLAIN : rule == REF64_RULE_POW2 ? DSA_RULE_POW2 : DSA_RULE_DEFAULT;
+    return rule == REF64_RULE_PLAIN  ? DSA_RULE_PLAIN
+           : rule == REF64_RULE_POW2 ? DSA_RULE_POW2
+                                     : DSA_RULE_DEFAULT;
 }
 
-/* ---- quantize_* -------------------------------------------------------------------------------------------------- */
+/* ---- quantize_* ------------------------------------------------------------------------------ */
 
 static void run_quantize(struct verify *v, const struct vectors_case *c)
 {
@@ -27,8 +29,8 @@ static void run_quantize(struct verify *v, const struct vectors_case *c)
     uint64_t sequence;
     char text[512];
 
-    if (!input || !rows || input->shape[1] != (int64_t)v->pool->d_qk || rows->shape[1] != (int64_t)v->pool->row_bytes
-        || rows->shape[0] != input->shape[0]) {
+    if (!input || !rows || input->shape[1] != (int64_t)v->pool->d_qk
+        || rows->shape[1] != (int64_t)v->pool->row_bytes || rows->shape[0] != input->shape[0]) {
         verify_fail(v, c->name, "input or rows are missing or have another shape");
         return;
     }
@@ -43,7 +45,8 @@ static void run_quantize(struct verify *v, const struct vectors_case *c)
                                       .data = input->data};
     if (dsa_append(v->client, &append, NULL, &err) != DSA_OK)
         verify_error(v, c->name, "append", &err);
-    else if (!verify_export(v, sequence, append.layer, rows->data, (uint64_t)rows->shape[0], text, sizeof(text)))
+    else if (!verify_export(v, sequence, append.layer, rows->data, (uint64_t)rows->shape[0], text,
+                            sizeof(text)))
         verify_fail(v, c->name, "%s", text);
     else
         verify_pass(v, c->name, "%lld rows byte for byte", (long long)rows->shape[0]);
@@ -51,7 +54,7 @@ static void run_quantize(struct verify *v, const struct vectors_case *c)
         verify_error(v, c->name, "release", &err);
 }
 
-/* ---- attend_* ----------------------------------------------------------------------------------------------------- */
+/* ---- attend_* -------------------------------------------------------------------------------- */
 
 struct attend_case {
     const struct vectors_array *q, *kv, *indices, *lengths, *sink, *out, *lse;
@@ -112,8 +115,8 @@ static bool import_rows(struct verify *v, const struct vectors_case *c, struct a
 }
 
 /* Copies into the block and cuts a tensor from it. */
-static struct dsa_tensor place(struct block *block, const void *data, enum dsa_dtype dtype, uint32_t rank, uint64_t n0,
-                               uint64_t n1, uint64_t n2)
+static struct dsa_tensor place(struct block *block, const void *data, enum dsa_dtype dtype, uint32_t rank,
+                               uint64_t n0, uint64_t n1, uint64_t n2)
 {
     uint64_t bytes = n0 * (rank > 1 ? n1 : 1) * (rank > 2 ? n2 : 1) * dsa_dtype_bytes(dtype);
     void *at = block_take(block, bytes);
@@ -154,19 +157,20 @@ static void attend_once(struct verify *v, const char *name, const struct attend_
     }
     if (dsa_attend(v->client, &attend, NULL, &err) != DSA_OK)
         verify_error(v, name, "attend", &err);
-    else if (check_values(out, DSA_DTYPE_BF16, a->ref, a->out->n_elems, lse, a->ref_lse, a->lse->n_elems, text,
-                          sizeof(text))
+    else if (check_values(out, DSA_DTYPE_BF16, a->ref, a->out->n_elems, lse, a->ref_lse, a->lse->n_elems,
+                          text, sizeof(text))
              != 1)
         verify_fail(v, name, "%s", text);
     else
         verify_pass(v, name, "%llu rows, %llu heads", (unsigned long long)n, (unsigned long long)heads);
 }
 
-static void attend_by(struct verify *v, const struct vectors_case *c, const struct attend_case *a, enum dsa_space space,
-                      bool is_shared)
+static void attend_by(struct verify *v, const struct vectors_case *c, const struct attend_case *a,
+                      enum dsa_space space, bool is_shared)
 {
-    uint64_t bytes = 64 * 8 + (uint64_t)(a->q->n_elems * 2 + a->indices->n_elems * 4 + a->out->n_elems * 2
-                                         + a->lse->n_elems * 4 + a->q->shape[0] * 4 + a->q->shape[1] * 4);
+    uint64_t bytes = 64 * 8
+                     + (uint64_t)(a->q->n_elems * 2 + a->indices->n_elems * 4 + a->out->n_elems * 2
+                                  + a->lse->n_elems * 4 + a->q->shape[0] * 4 + a->q->shape[1] * 4);
     struct block block;
     struct dsa_error err;
     char name[128];
@@ -238,7 +242,7 @@ static void run_attend(struct verify *v, const struct vectors_case *c)
     free(a.ref);
 }
 
-/* ---- folders ---------------------------------------------------------------------------------------------------------- */
+/* ---- folders --------------------------------------------------------------------------------- */
 
 static void run_case(struct verify *v, const struct vectors_case *c)
 {
@@ -246,7 +250,8 @@ static void run_case(struct verify *v, const struct vectors_case *c)
     bool is_quantize = strncmp(c->name, "quantize_", 9) == 0, is_attend = strncmp(c->name, "attend_", 7) == 0;
 
     if (!is_quantize && !is_attend)
-        verify_skip(v, c->name, "%s has no call of its own; dsk-check runs it", layout ? layout : "this operation");
+        verify_skip(v, c->name, "%s has no call of its own; dsk-check runs it",
+                    layout ? layout : "this operation");
     else if (!layout || !ref64_layout_by_name(layout))
         verify_fail(v, c->name, "unknown layout '%s'", layout ? layout : "");
     else if (strcmp(layout, v->layout->name) != 0)

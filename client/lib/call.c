@@ -1,5 +1,5 @@
-/* call.c - the two shapes of call: unary (request, wait, reply) and bidi (messages both ways, one send and one
- * receive in flight). Both end with a gRPC status, whose rich details become a dsa_error. */
+/* call.c - the two shapes of call: unary (request, wait, reply) and bidi (messages both ways, one send and
+ * one receive in flight). Both end with a gRPC status, whose rich details become a dsa_error. */
 #include <grpc/byte_buffer_reader.h>
 #include <grpc/support/alloc.h>
 #include <stdlib.h>
@@ -9,7 +9,7 @@
 
 #define DETAILS_KEY "grpc-status-details-bin"
 
-/* ---- messages --------------------------------------------------------------------------------------------- */
+/* ---- messages -------------------------------------------------------------------------------- */
 
 static grpc_byte_buffer *pack(const ProtobufCMessage *message, size_t size)
 {
@@ -28,8 +28,9 @@ static dsa_status pack_checked(struct dsa_client *client, const ProtobufCMessage
     size_t size = protobuf_c_message_get_packed_size(message);
 
     if (client->max_send_bytes != 0 && size > client->max_send_bytes)
-        return dsa__fail(err, DSA_E_TOO_LARGE, NULL, "the message has %zu bytes, the server takes %llu; use memory",
-                         size, (unsigned long long)client->max_send_bytes);
+        return dsa__fail(err, DSA_E_TOO_LARGE, NULL,
+                         "the message has %zu bytes, the server takes %llu; use memory", size,
+                         (unsigned long long)client->max_send_bytes);
     *buffer_p = pack(message, size);
     return DSA_OK;
 }
@@ -72,8 +73,8 @@ static dsa_status end_error(grpc_status_code code, grpc_slice text, const grpc_m
             n_details = GRPC_SLICE_LENGTH(trailing->metadata[i].value);
         }
     }
-    return dsa__error_from_grpc((int)code, (const char *)GRPC_SLICE_START_PTR(text), GRPC_SLICE_LENGTH(text), details,
-                                n_details, err);
+    return dsa__error_from_grpc((int)code, (const char *)GRPC_SLICE_START_PTR(text), GRPC_SLICE_LENGTH(text),
+                                details, n_details, err);
 }
 
 static grpc_call *create_call(struct dsa_client *client, const char *method, uint64_t timeout_us)
@@ -87,7 +88,7 @@ static grpc_call *create_call(struct dsa_client *client, const char *method, uin
                                     grpc_slice_from_static_string(method), NULL, deadline, NULL);
 }
 
-/* ---- unary ---------------------------------------------------------------------------------------------------- */
+/* ---- unary ----------------------------------------------------------------------------------- */
 
 struct unary {
     struct op op; /* first: the tag */
@@ -138,8 +139,9 @@ static bool unary_start(struct unary *unary, grpc_call *call, uint32_t flags)
     return grpc_call_start_batch(call, ops, 6, &unary->op, NULL) == GRPC_CALL_OK;
 }
 
-static dsa_status unary_result(struct unary *unary, const char *method, const ProtobufCMessageDescriptor *reply_type,
-                               void *reply_p, struct dsa_error *err)
+static dsa_status unary_result(struct unary *unary, const char *method,
+                               const ProtobufCMessageDescriptor *reply_type, void *reply_p,
+                               struct dsa_error *err)
 {
     struct unpack_args args = {reply_type, NULL};
 
@@ -154,8 +156,8 @@ static dsa_status unary_result(struct unary *unary, const char *method, const Pr
 }
 
 static dsa_status unary_call(struct dsa_client *client, const char *method, const ProtobufCMessage *request,
-                             const ProtobufCMessageDescriptor *reply_type, uint64_t timeout_us, uint32_t flags,
-                             void *reply_p, struct dsa_error *err)
+                             const ProtobufCMessageDescriptor *reply_type, uint64_t timeout_us,
+                             uint32_t flags, void *reply_p, struct dsa_error *err)
 {
     struct unary unary = {.text = grpc_empty_slice()};
     grpc_call *call;
@@ -190,17 +192,18 @@ dsa_status dsa__unary(struct dsa_client *client, const char *method, const Proto
     return unary_call(client, method, request, reply_type, client->rpc_timeout_us, 0, reply_p, err);
 }
 
-dsa_status dsa__unary_wait_ready(struct dsa_client *client, const char *method, const ProtobufCMessage *request,
-                                 const ProtobufCMessageDescriptor *reply_type, uint64_t timeout_us, void *reply_p,
-                                 struct dsa_error *err)
+dsa_status dsa__unary_wait_ready(struct dsa_client *client, const char *method,
+                                 const ProtobufCMessage *request,
+                                 const ProtobufCMessageDescriptor *reply_type, uint64_t timeout_us,
+                                 void *reply_p, struct dsa_error *err)
 {
-    return unary_call(client, method, request, reply_type, timeout_us, GRPC_INITIAL_METADATA_WAIT_FOR_READY, reply_p,
-                      err);
+    return unary_call(client, method, request, reply_type, timeout_us, GRPC_INITIAL_METADATA_WAIT_FOR_READY,
+                      reply_p, err);
 }
 
-/* ---- bidi ------------------------------------------------------------------------------------------------------- */
+/* ---- bidi ------------------------------------------------------------------------------------ */
 
-#define BIDI_OF(op_p, member) ((struct bidi *)(void *)((char *)(op_p) - offsetof(struct bidi, member)))
+#define BIDI_OF(op_p, member) ((struct bidi *)(void *)((char *)(op_p)-offsetof(struct bidi, member)))
 
 static void drop_queue(struct bidi *bidi)
 {
@@ -322,8 +325,8 @@ static void on_status(struct op *op, bool ok)
     settle(bidi);
 }
 
-dsa_status dsa__bidi_open(struct bidi *bidi, struct dsa_client *client, const char *method, uint64_t deadline_us,
-                          void (*on_message)(struct bidi *, const uint8_t *, size_t),
+dsa_status dsa__bidi_open(struct bidi *bidi, struct dsa_client *client, const char *method,
+                          uint64_t deadline_us, void (*on_message)(struct bidi *, const uint8_t *, size_t),
                           void (*on_over)(struct bidi *), struct dsa_error *err)
 {
     grpc_op ops[2];

@@ -15,7 +15,9 @@
 static bool channel_open(struct dsa_client *client, const char *target, int receive_bytes)
 {
     grpc_arg args[] = {
-        {.type = GRPC_ARG_INTEGER, .key = GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, .value.integer = receive_bytes},
+        {.type = GRPC_ARG_INTEGER,
+         .key = GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH,
+         .value.integer = receive_bytes},
         {.type = GRPC_ARG_INTEGER, .key = GRPC_ARG_MAX_SEND_MESSAGE_LENGTH, .value.integer = -1},
         /* Retries would send an append twice. */
         {.type = GRPC_ARG_INTEGER, .key = GRPC_ARG_ENABLE_RETRIES, .value.integer = 0},
@@ -57,9 +59,10 @@ static dsa_status get_capabilities(struct dsa_client *client, const char *target
     return status;
 }
 
-/* Reaches the server and learns its limits; makes a second channel when its messages may be larger than the first
- * one takes. */
-static dsa_status reach(struct dsa_client *client, const char *target, uint64_t timeout_us, struct dsa_error *err)
+/* Reaches the server and learns its limits; makes a second channel when its messages may be larger than the
+ * first one takes. */
+static dsa_status reach(struct dsa_client *client, const char *target, uint64_t timeout_us,
+                        struct dsa_error *err)
 {
     uint64_t needed;
     dsa_status status;

@@ -1,4 +1,5 @@
-/* error.c - from what the wire says to a dsa_error: by reason word where there is one, by gRPC code otherwise. */
+/* error.c - from what the wire says to a dsa_error: by reason word where there is one, by gRPC code
+ * otherwise. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -165,7 +166,8 @@ dsa_status dsa__error_from_grpc(int grpc_code, const char *text, size_t n_text, 
         status = error_from_details(details, n_details, err);
     if (status != DSA_OK)
         return status;
-    status = dsa__fail(err, status_of_grpc(grpc_code), NULL, "%.*s", (int)(n_text < 1024 ? n_text : 1024), text);
+    status =
+        dsa__fail(err, status_of_grpc(grpc_code), NULL, "%.*s", (int)(n_text < 1024 ? n_text : 1024), text);
     if (err) {
         err->grpc_code = grpc_code;
         if (err->message[0] == '\0')

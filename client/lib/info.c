@@ -6,7 +6,7 @@
 #include "client/lib/internal.h"
 #include "grpc/health/v1/health.pb-c.h"
 
-/* ---- capabilities ------------------------------------------------------------------------------------------- */
+/* ---- capabilities ---------------------------------------------------------------------------- */
 
 static char *copy_string(const char *text, bool *is_short_p)
 {
@@ -185,7 +185,7 @@ void dsa__capabilities_fini(struct dsa_capabilities *caps)
     memset(caps, 0, sizeof(*caps));
 }
 
-/* ---- stats ------------------------------------------------------------------------------------------------------- */
+/* ---- stats ----------------------------------------------------------------------------------- */
 
 static void copy_stats(const Dsa__V1__Stats *from, struct dsa_stats *to)
 {
@@ -228,7 +228,8 @@ dsa_status dsa_stats(struct dsa_client *client, struct dsa_stats *stats_p, struc
     dsa_status status;
 
     pthread_mutex_lock(&client->lock);
-    status = dsa__unary(client, DSA__SERVICE "GetStats", &request.base, &dsa__v1__stats__descriptor, &reply, err);
+    status =
+        dsa__unary(client, DSA__SERVICE "GetStats", &request.base, &dsa__v1__stats__descriptor, &reply, err);
     if (status == DSA_OK) {
         copy_stats(reply, stats_p);
         dsa__v1__stats__free_unpacked(reply, NULL);
@@ -237,9 +238,10 @@ dsa_status dsa_stats(struct dsa_client *client, struct dsa_stats *stats_p, struc
     return status;
 }
 
-/* ---- health and drain ----------------------------------------------------------------------------------------- */
+/* ---- health and drain ------------------------------------------------------------------------ */
 
-dsa_status dsa_health(struct dsa_client *client, const char *service, bool *is_serving_p, struct dsa_error *err)
+dsa_status dsa_health(struct dsa_client *client, const char *service, bool *is_serving_p,
+                      struct dsa_error *err)
 {
     Grpc__Health__V1__HealthCheckRequest request = GRPC__HEALTH__V1__HEALTH_CHECK_REQUEST__INIT;
     Grpc__Health__V1__HealthCheckResponse *reply;
@@ -265,7 +267,8 @@ dsa_status dsa_drain(struct dsa_client *client, uint64_t grace_us, struct dsa_er
 
     pthread_mutex_lock(&client->lock);
     request.grace_us = grace_us;
-    status = dsa__unary(client, DSA__SERVICE "Drain", &request.base, &dsa__v1__drain_reply__descriptor, &reply, err);
+    status = dsa__unary(client, DSA__SERVICE "Drain", &request.base, &dsa__v1__drain_reply__descriptor,
+                        &reply, err);
     if (status == DSA_OK)
         dsa__v1__drain_reply__free_unpacked(reply, NULL);
     pthread_mutex_unlock(&client->lock);

@@ -1,8 +1,9 @@
 /* internal.h - what the parts of libdsa share: the client object, the completion queue pump, unary calls and
  * bidirectional calls. Nothing here is public.
  *
- * Locking: client->lock is held by every public call while it works, released around user callbacks, and only tried,
- * never waited for, by the keeper thread. All functions below expect it held unless they say otherwise. */
+ * Locking: client->lock is held by every public call while it works, released around user callbacks, and only
+ * tried, never waited for, by the keeper thread. All functions below expect it held unless they say
+ * otherwise. */
 #ifndef DSA_CLIENT_LIB_INTERNAL_H
 #define DSA_CLIENT_LIB_INTERNAL_H
 
@@ -14,7 +15,7 @@
 #include "client/dsa.h"
 #include "dsa/v1/dsa.pb-c.h"
 
-/* ---- errors (error.c; any thread) --------------------------------------------------------------------- */
+/* ---- errors (error.c; any thread) ------------------------------------------------------------ */
 
 /* Fills *err (may be NULL) from the table row of `code` and the printed message; returns code. */
 __attribute__((format(printf, 4, 5))) dsa_status dsa__fail(struct dsa_error *err, dsa_status code,
@@ -26,7 +27,7 @@ dsa_status dsa__error_from_wire(const Dsa__V1__Status *wire, struct dsa_error *e
 dsa_status dsa__error_from_grpc(int grpc_code, const char *text, size_t n_text, const uint8_t *details,
                                 size_t n_details, struct dsa_error *err);
 
-/* ---- pump (pump.c) -------------------------------------------------------------------------------------- */
+/* ---- pump (pump.c) --------------------------------------------------------------------------- */
 
 /* Each batch has one of these; its address is the tag. */
 struct op {
@@ -39,27 +40,30 @@ uint64_t dsa__now_us(void); /* monotonic. Any thread. */
 
 /* Handles events until none is waiting, at most a few hundred. Returns how many. */
 unsigned dsa__pump_ready(struct dsa_client *client);
-/* Handles at least one event unless `until_us` passes first (false). Sends heartbeats that fall due meanwhile. Spins
- * client->spin_us before it sleeps. May return false early: callers loop over their own condition. */
+/* Handles at least one event unless `until_us` passes first (false). Sends heartbeats that fall due
+ * meanwhile. Spins client->spin_us before it sleeps. May return false early: callers loop over their own
+ * condition. */
 bool dsa__pump(struct dsa_client *client, uint64_t until_us);
 
-/* ---- calls (call.c) --------------------------------------------------------------------------------------- */
+/* ---- calls (call.c) -------------------------------------------------------------------------- */
 
 /* Sends one request, waits for the reply. *reply_p is the caller's (protobuf_c_message_free_unpacked). */
 dsa_status dsa__unary(struct dsa_client *client, const char *method, const ProtobufCMessage *request,
                       const ProtobufCMessageDescriptor *reply_type, void *reply_p, struct dsa_error *err);
 /* The same on a channel that may still be connecting, until the deadline. */
-dsa_status dsa__unary_wait_ready(struct dsa_client *client, const char *method, const ProtobufCMessage *request,
-                                 const ProtobufCMessageDescriptor *reply_type, uint64_t timeout_us, void *reply_p,
-                                 struct dsa_error *err);
+dsa_status dsa__unary_wait_ready(struct dsa_client *client, const char *method,
+                                 const ProtobufCMessage *request,
+                                 const ProtobufCMessageDescriptor *reply_type, uint64_t timeout_us,
+                                 void *reply_p, struct dsa_error *err);
 
 struct outgoing {
     struct outgoing *next;
     grpc_byte_buffer *message;
 };
 
-/* A call with a stream in at least one direction. At most one SEND and one RECV are in flight (gRPC's rule), so
- * messages queue here. on_over is called once, after the last message, when no batch is in flight any more. */
+/* A call with a stream in at least one direction. At most one SEND and one RECV are in flight (gRPC's rule),
+ * so messages queue here. on_over is called once, after the last message, when no batch is in flight any
+ * more. */
 struct bidi {
     struct dsa_client *client;
     grpc_call *call;
@@ -76,8 +80,8 @@ struct bidi {
 };
 
 /* Starts the call. deadline_us 0 = none. Failure leaves nothing to undo. */
-dsa_status dsa__bidi_open(struct bidi *bidi, struct dsa_client *client, const char *method, uint64_t deadline_us,
-                          void (*on_message)(struct bidi *, const uint8_t *, size_t),
+dsa_status dsa__bidi_open(struct bidi *bidi, struct dsa_client *client, const char *method,
+                          uint64_t deadline_us, void (*on_message)(struct bidi *, const uint8_t *, size_t),
                           void (*on_over)(struct bidi *), struct dsa_error *err);
 dsa_status dsa__bidi_send(struct bidi *bidi, const ProtobufCMessage *message, struct dsa_error *err);
 void dsa__bidi_half_close(struct bidi *bidi);
@@ -87,7 +91,7 @@ dsa_status dsa__bidi_status(const struct bidi *bidi, struct dsa_error *err);
 /* Frees what an over call holds. */
 void dsa__bidi_fini(struct bidi *bidi);
 
-/* ---- the client ---------------------------------------------------------------------------------------------- */
+/* ---- the client ------------------------------------------------------------------------------ */
 
 struct session {
     struct bidi bidi;
@@ -129,7 +133,7 @@ struct dsa_client {
     struct dsa_stream *stream;  /* the client's own, or NULL */
     struct dsa_stream *streams; /* all, linked */
     struct dsa_memory *memories;
-    struct dsa_request *requests; /* every request object, for dsa_close */
+    struct dsa_request *requests;             /* every request object, for dsa_close */
     struct dsa_request *due_head, **due_tail; /* completed, callback not yet run */
     uint64_t n_pending, n_completed, n_reported;
 };

@@ -1,4 +1,5 @@
-/* memory.c - shared memory: a sealed memfd, mapped here, sent over the fd socket and registered with the server. */
+/* memory.c - shared memory: a sealed memfd, mapped here, sent over the fd socket and registered with the
+ * server. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -17,7 +18,7 @@ static dsa_status fail_system(struct dsa_error *err, const char *what)
     return dsa__fail(err, DSA_E_SYSTEM, NULL, "%s: %s", what, strerror(errno));
 }
 
-/* ---- the fd socket ------------------------------------------------------------------------------------------ */
+/* ---- the fd socket --------------------------------------------------------------------------- */
 
 static dsa_status fd_connect(struct dsa_client *client, struct dsa_error *err)
 {
@@ -28,7 +29,8 @@ static dsa_status fd_connect(struct dsa_client *client, struct dsa_error *err)
     int fd;
 
     if (!path || path[0] == '\0')
-        return dsa__fail(err, DSA_E_UNSUPPORTED, NULL, "the server takes no file descriptors; send tensors inline");
+        return dsa__fail(err, DSA_E_UNSUPPORTED, NULL,
+                         "the server takes no file descriptors; send tensors inline");
     if (strlen(path) >= sizeof(address.sun_path))
         return dsa__fail(err, DSA_E_BAD_REQUEST, "fd_socket", "%s is too long for a socket path", path);
     memcpy(address.sun_path, path, strlen(path) + 1);
@@ -54,7 +56,9 @@ static bool send_offer(int conn, const struct dsa_fd_offer *offer, int fd)
         char bytes[CMSG_SPACE(sizeof(int))];
     } control;
     struct iovec iov = {(void *)(uintptr_t)offer, sizeof(*offer)};
-    struct msghdr message = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = control.bytes,
+    struct msghdr message = {.msg_iov = &iov,
+                             .msg_iovlen = 1,
+                             .msg_control = control.bytes,
                              .msg_controllen = sizeof(control.bytes)};
     struct cmsghdr *cmsg;
     ssize_t n;
@@ -90,11 +94,12 @@ static dsa_status read_answer(struct dsa_client *client, uint64_t ticket, struct
     return DSA_OK;
 }
 
-/* Hands `fd` to the server under a fresh ticket. A connection that failed is closed, so that the next try starts
- * clean. */
+/* Hands `fd` to the server under a fresh ticket. A connection that failed is closed, so that the next try
+ * starts clean. */
 static dsa_status offer_fd(struct dsa_client *client, int fd, uint64_t *ticket_p, struct dsa_error *err)
 {
-    struct dsa_fd_offer offer = {.magic = DSA_FD_MAGIC, .version = DSA_FD_VERSION, .ticket = client->next_ticket};
+    struct dsa_fd_offer offer = {
+        .magic = DSA_FD_MAGIC, .version = DSA_FD_VERSION, .ticket = client->next_ticket};
     dsa_status status = client->fd_conn >= 0 ? DSA_OK : fd_connect(client, err);
 
     if (status != DSA_OK)
@@ -112,7 +117,7 @@ static dsa_status offer_fd(struct dsa_client *client, int fd, uint64_t *ticket_p
     return DSA_OK;
 }
 
-/* ---- regions ---------------------------------------------------------------------------------------------------- */
+/* ---- regions --------------------------------------------------------------------------------- */
 
 static dsa_status register_region(struct dsa_client *client, struct dsa_memory *memory, uint64_t ticket,
                                   uint64_t base_offset, enum dsa_access access, struct dsa_error *err)
@@ -129,8 +134,8 @@ static dsa_status register_region(struct dsa_client *client, struct dsa_memory *
     request.access = (Dsa__V1__RegionAccess)access;
     request.base_offset = base_offset;
     request.size = memory->bytes;
-    status = dsa__unary(client, DSA__SERVICE "RegisterRegion", &request.base, &dsa__v1__region__descriptor, &region,
-                        err);
+    status = dsa__unary(client, DSA__SERVICE "RegisterRegion", &request.base, &dsa__v1__region__descriptor,
+                        &region, err);
     if (status != DSA_OK)
         return status;
     if (region->id.len == sizeof(memory->id))
@@ -199,7 +204,8 @@ dsa_status dsa_memory_create(struct dsa_client *client, uint64_t bytes, enum dsa
     int fd;
 
     if (bytes == 0 || bytes > INT64_MAX)
-        return dsa__fail(err, DSA_E_BAD_REQUEST, "bytes", "%llu bytes cannot be mapped", (unsigned long long)bytes);
+        return dsa__fail(err, DSA_E_BAD_REQUEST, "bytes", "%llu bytes cannot be mapped",
+                         (unsigned long long)bytes);
     fd = memfd_create("dsa", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (fd < 0)
         return fail_system(err, "memfd_create");

@@ -1,4 +1,5 @@
-/* pump.c - moves the completion queue on the calling thread. Each event's tag is a struct op that knows what to do. */
+/* pump.c - moves the completion queue on the calling thread. Each event's tag is a struct op that knows what
+ * to do. */
 #include <time.h>
 
 #include "client/lib/internal.h"
@@ -27,11 +28,19 @@ static bool handle_one(struct dsa_client *client, gpr_timespec deadline)
 
 unsigned dsa__pump_ready(struct dsa_client *client)
 {
-    unsigned n = 0;
+    unsigned n = 0, n_empty = 0;
 
-    /* A deadline in the past returns at once; "now" would be rounded up to the next millisecond. */
-    while (n < MAX_READY && handle_one(client, gpr_inf_past(GPR_CLOCK_MONOTONIC)))
-        n++;
+    /* A deadline in the past returns at once; "now" would be rounded up to the next millisecond. Such a call
+     * takes one thing from the poller, and that may be a mere wake-up: only two empty ones in a row mean that
+     * nothing is there. */
+    while (n < MAX_READY && n_empty < 2) {
+        if (handle_one(client, gpr_inf_past(GPR_CLOCK_MONOTONIC))) {
+            n++;
+            n_empty = 0;
+        } else {
+            n_empty++;
+        }
+    }
     return n;
 }
 
@@ -52,7 +61,7 @@ bool dsa__pump(struct dsa_client *client, uint64_t until_us)
         return false;
     if (wake - now > UINT64_C(3600000000)) /* far beyond any wait; keeps the sum below in range */
         wake = now + UINT64_C(3600000000);
-    deadline = gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC),
-                            gpr_time_from_micros((int64_t)(wake - now), GPR_TIMESPAN));
+    deadline =
+        gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC), gpr_time_from_micros((int64_t)(wake - now), GPR_TIMESPAN));
     return handle_one(client, deadline);
 }

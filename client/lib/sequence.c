@@ -5,9 +5,11 @@
 #include "client/lib/internal.h"
 
 #define CALL(client, method, request, reply_type, reply_p, err)                                              \
-    dsa__unary((client), DSA__SERVICE method, &(request).base, &dsa__v1__##reply_type##__descriptor, (reply_p), (err))
+    dsa__unary((client), DSA__SERVICE method, &(request).base, &dsa__v1__##reply_type##__descriptor,         \
+               (reply_p), (err))
 
-/* The id of a reply that is a Sequence. The reply comes by address: the call that fills it is an argument beside it. */
+/* The id of a reply that is a Sequence. The reply comes by address: the call that fills it is an argument
+ * beside it. */
 static dsa_status take_id(dsa_status status, Dsa__V1__Sequence *const *reply_p, uint64_t *id_p)
 {
     Dsa__V1__Sequence *reply;
@@ -52,7 +54,8 @@ dsa_status dsa_sequence_fork(struct dsa_client *client, uint64_t source, uint64_
     return status;
 }
 
-dsa_status dsa_sequence_truncate(struct dsa_client *client, uint64_t id, uint64_t n_tokens, struct dsa_error *err)
+dsa_status dsa_sequence_truncate(struct dsa_client *client, uint64_t id, uint64_t n_tokens,
+                                 struct dsa_error *err)
 {
     Dsa__V1__TruncateSequenceRequest request = DSA__V1__TRUNCATE_SEQUENCE_REQUEST__INIT;
     Dsa__V1__Sequence *reply;
@@ -128,7 +131,7 @@ void dsa_sequence_fini(struct dsa_sequence *sequence)
     memset(sequence, 0, sizeof(*sequence));
 }
 
-/* ---- rows ---------------------------------------------------------------------------------------------------- */
+/* ---- rows ------------------------------------------------------------------------------------ */
 
 static dsa_status take_append(dsa_status status, Dsa__V1__AppendReply *const *reply_p,
                               struct dsa_append_result *result_p)
@@ -146,8 +149,8 @@ static dsa_status take_append(dsa_status status, Dsa__V1__AppendReply *const *re
     return DSA_OK;
 }
 
-dsa_status dsa_append(struct dsa_client *client, const struct dsa_append *append, struct dsa_append_result *result_p,
-                      struct dsa_error *err)
+dsa_status dsa_append(struct dsa_client *client, const struct dsa_append *append,
+                      struct dsa_append_result *result_p, struct dsa_error *err)
 {
     Dsa__V1__AppendRequest request = DSA__V1__APPEND_REQUEST__INIT;
     Dsa__V1__AppendReply *reply;
@@ -165,8 +168,8 @@ dsa_status dsa_append(struct dsa_client *client, const struct dsa_append *append
 }
 
 dsa_status dsa_import(struct dsa_client *client, uint64_t sequence, uint32_t layer, uint32_t n_layers,
-                      enum dsa_layout layout, const struct dsa_tensor *rows, struct dsa_append_result *result_p,
-                      struct dsa_error *err)
+                      enum dsa_layout layout, const struct dsa_tensor *rows,
+                      struct dsa_append_result *result_p, struct dsa_error *err)
 {
     Dsa__V1__ImportRowsRequest request = DSA__V1__IMPORT_ROWS_REQUEST__INIT;
     Dsa__V1__AppendReply *reply;
@@ -187,9 +190,10 @@ dsa_status dsa_import(struct dsa_client *client, uint64_t sequence, uint32_t lay
     return status;
 }
 
-/* ---- export ----------------------------------------------------------------------------------------------------- */
+/* ---- export ---------------------------------------------------------------------------------- */
 
-struct export {
+struct export
+{
     struct bidi bidi; /* first */
     dsa_rows_fn fn;
     void *arg;
@@ -208,7 +212,8 @@ static void export_message(struct bidi *bidi, const uint8_t *data, size_t n)
     if (!chunk) {
         export->status = dsa__fail(&export->err, DSA_E_PROTOCOL, NULL, "a chunk of rows cannot be decoded");
     } else {
-        export->status = export->fn(chunk->first, chunk->n_tokens, chunk->rows.data, chunk->rows.len, export->arg);
+        export->status =
+            export->fn(chunk->first, chunk->n_tokens, chunk->rows.data, chunk->rows.len, export->arg);
         if (export->status != DSA_OK)
             dsa__fail(&export->err, export->status, NULL, "the export was stopped by its receiver");
         dsa__v1__row_chunk__free_unpacked(chunk, NULL);
@@ -222,8 +227,9 @@ static void export_over(struct bidi *bidi)
     (void)bidi; /* dsa_export looks at is_over */
 }
 
-dsa_status dsa_export(struct dsa_client *client, uint64_t sequence, uint32_t layer, uint64_t first, uint64_t n_tokens,
-                      enum dsa_dtype dtype, dsa_rows_fn fn, void *arg, struct dsa_error *err)
+dsa_status dsa_export(struct dsa_client *client, uint64_t sequence, uint32_t layer, uint64_t first,
+                      uint64_t n_tokens, enum dsa_dtype dtype, dsa_rows_fn fn, void *arg,
+                      struct dsa_error *err)
 {
     Dsa__V1__ExportRowsRequest request = DSA__V1__EXPORT_ROWS_REQUEST__INIT;
     struct export export = {.fn = fn, .arg = arg};
@@ -236,8 +242,8 @@ dsa_status dsa_export(struct dsa_client *client, uint64_t sequence, uint32_t lay
     request.first = first;
     request.n_tokens = n_tokens;
     request.dtype = (Dsa__V1__DType)dtype;
-    status = dsa__bidi_open(&export.bidi, client, DSA__SERVICE "ExportRows", client->rpc_timeout_us, export_message,
-                            export_over, err);
+    status = dsa__bidi_open(&export.bidi, client, DSA__SERVICE "ExportRows", client->rpc_timeout_us,
+                            export_message, export_over, err);
     if (status != DSA_OK) {
         pthread_mutex_unlock(&client->lock);
         return status;

@@ -1,5 +1,5 @@
-/* session.c - the lease: the OpenSession stream, its heartbeats, and the keeper thread that sends them while the
- * application computes. */
+/* session.c - the lease: the OpenSession stream, its heartbeats, and the keeper thread that sends them while
+ * the application computes. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,12 +20,13 @@ ProtobufCBinaryData dsa__token(struct dsa_client *client)
     return token;
 }
 
-/* ---- events ------------------------------------------------------------------------------------------------ */
+/* ---- events ---------------------------------------------------------------------------------- */
 
 static void on_opened(struct session *session, const Dsa__V1__SessionOpened *opened)
 {
     if (opened->token.len != DSA_TOKEN_BYTES) {
-        dsa__fail(&session->opening, DSA_E_PROTOCOL, NULL, "the server's token has %zu bytes", opened->token.len);
+        dsa__fail(&session->opening, DSA_E_PROTOCOL, NULL, "the server's token has %zu bytes",
+                  opened->token.len);
         return;
     }
     memcpy(session->info.token, opened->token.data, DSA_TOKEN_BYTES);
@@ -35,7 +36,8 @@ static void on_opened(struct session *session, const Dsa__V1__SessionOpened *ope
     session->info.is_alive = true;
     free(session->fd_socket);
     session->fd_socket = strdup(opened->fd_socket); /* NULL reads as "takes none" */
-    session->heartbeat_every_us = opened->lease_us / 3 > MIN_HEARTBEAT_US ? opened->lease_us / 3 : MIN_HEARTBEAT_US;
+    session->heartbeat_every_us =
+        opened->lease_us / 3 > MIN_HEARTBEAT_US ? opened->lease_us / 3 : MIN_HEARTBEAT_US;
     session->heartbeat_due_us = dsa__now_us() + session->heartbeat_every_us;
     session->is_open = true;
 }
@@ -79,7 +81,7 @@ static void on_over(struct bidi *bidi)
     session->info.is_alive = false;
 }
 
-/* ---- open and end ------------------------------------------------------------------------------------------- */
+/* ---- open and end ---------------------------------------------------------------------------- */
 
 dsa_status dsa__session_open(struct dsa_client *client, const struct dsa_options *options, uint64_t until_us,
                              struct dsa_error *err)
@@ -146,7 +148,7 @@ void dsa_session_info(struct dsa_client *client, struct dsa_session_info *info_p
     pthread_mutex_unlock(&client->lock);
 }
 
-/* ---- heartbeats --------------------------------------------------------------------------------------------------- */
+/* ---- heartbeats ------------------------------------------------------------------------------ */
 
 void dsa__heartbeat_if_due(struct dsa_client *client, uint64_t now_us)
 {

@@ -1,10 +1,11 @@
-/* stream.c - Attend streams and the life of the requests on them: pending, answered in pieces, done, freed. */
+/* stream.c - Attend streams and the life of the requests on them: pending, answered in pieces, done,
+ * freed. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "client/lib/stream.h"
 
-/* ---- request bookkeeping ------------------------------------------------------------------------------------ */
+/* ---- request bookkeeping --------------------------------------------------------------------- */
 
 static void unlink_request(struct dsa_request *request)
 {
@@ -102,7 +103,7 @@ void dsa__run_callbacks(struct dsa_client *client)
     }
 }
 
-/* ---- replies -------------------------------------------------------------------------------------------------- */
+/* ---- replies --------------------------------------------------------------------------------- */
 
 /* Copies one piece; false when the server's piece does not fit what was asked for. */
 static bool store(const struct sink *sink, uint32_t n_rows, const Dsa__V1__AttendReply *reply,
@@ -207,7 +208,7 @@ static void stream_over(struct bidi *bidi)
         stream_free(stream);
 }
 
-/* ---- streams ------------------------------------------------------------------------------------------------------ */
+/* ---- streams --------------------------------------------------------------------------------- */
 
 static dsa_status stream_open(struct dsa_client *client, struct dsa_stream **stream_p, struct dsa_error *err)
 {
@@ -216,7 +217,8 @@ static dsa_status stream_open(struct dsa_client *client, struct dsa_stream **str
 
     if (!stream)
         return dsa__fail(err, DSA_E_NO_MEMORY, NULL, "no memory for a stream");
-    status = dsa__bidi_open(&stream->bidi, client, DSA__SERVICE "Attend", 0, stream_message, stream_over, err);
+    status =
+        dsa__bidi_open(&stream->bidi, client, DSA__SERVICE "Attend", 0, stream_message, stream_over, err);
     if (status != DSA_OK) {
         free(stream);
         return status;
@@ -302,7 +304,7 @@ dsa_status dsa__stream_pick(struct dsa_client *client, struct dsa_stream **strea
     return DSA_OK;
 }
 
-/* ---- requests ------------------------------------------------------------------------------------------------------- */
+/* ---- requests -------------------------------------------------------------------------------- */
 
 static bool grow_slots(struct dsa_stream *stream)
 {
@@ -328,8 +330,8 @@ static bool grow_slots(struct dsa_stream *stream)
     return true;
 }
 
-dsa_status dsa__request_alloc(struct dsa_stream *stream, struct callback callback, struct dsa_request **request_p,
-                              struct dsa_error *err)
+dsa_status dsa__request_alloc(struct dsa_stream *stream, struct callback callback,
+                              struct dsa_request **request_p, struct dsa_error *err)
 {
     struct dsa_client *client = stream->client;
     uint32_t n_inflight = stream->n_slots - stream->n_free;
@@ -337,7 +339,8 @@ dsa_status dsa__request_alloc(struct dsa_stream *stream, struct callback callbac
     struct dsa_request *request;
 
     if (limit != 0 && n_inflight >= limit)
-        return dsa__fail(err, DSA_E_QUEUE_FULL, NULL, "%u requests of this stream are unanswered", n_inflight);
+        return dsa__fail(err, DSA_E_QUEUE_FULL, NULL, "%u requests of this stream are unanswered",
+                         n_inflight);
     request = calloc(1, sizeof(*request));
     if (!request || (stream->n_free == 0 && !grow_slots(stream))) {
         free(request);
@@ -351,7 +354,8 @@ dsa_status dsa__request_alloc(struct dsa_stream *stream, struct callback callbac
     return DSA_OK;
 }
 
-dsa_status dsa__request_send(struct dsa_request *request, Dsa__V1__AttendRequest *message, struct dsa_error *err)
+dsa_status dsa__request_send(struct dsa_request *request, Dsa__V1__AttendRequest *message,
+                             struct dsa_error *err)
 {
     struct dsa_stream *stream = request->stream;
     struct dsa_client *client = request->client;

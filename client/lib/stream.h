@@ -1,8 +1,9 @@
-/* stream.h - Attend streams and the requests on them, as libdsa's parts see them. client->lock is held throughout.
+/* stream.h - Attend streams and the requests on them, as libdsa's parts see them. client->lock is held
+ * throughout.
  *
- * A request id is (serial << 20 | slot + 1): the slot finds the request, the serial tells a late reply for an earlier
- * user of the slot apart. A request lives until both the server has answered (or the stream is gone) and the caller
- * has freed it.
+ * A request id is (serial << 20 | slot + 1): the slot finds the request, the serial tells a late reply for an
+ * earlier user of the slot apart. A request lives until both the server has answered (or the stream is gone)
+ * and the caller has freed it.
  *
  *   submit --> PENDING --last piece, stream over--> DONE, due --callback--> DONE --free--> gone
  *                 '--free--> PENDING, detached --------------last piece------------------> gone */
@@ -28,7 +29,7 @@ struct callback {
 
 struct dsa_request {
     struct dsa_client *client;
-    struct dsa_stream *stream; /* NULL once done */
+    struct dsa_stream *stream;       /* NULL once done */
     struct dsa_request *prev, *next; /* all requests of the client */
     struct dsa_request *due_next;
     uint64_t id;
@@ -60,11 +61,12 @@ dsa_status dsa__stream_pick(struct dsa_client *client, struct dsa_stream **strea
 
 /* A request with an id, not yet pending: dsa__request_send takes it over, also on failure; else free it.
  * DSA_E_QUEUE_FULL, DSA_E_NO_MEMORY. */
-dsa_status dsa__request_alloc(struct dsa_stream *stream, struct callback callback, struct dsa_request **request_p,
-                              struct dsa_error *err);
+dsa_status dsa__request_alloc(struct dsa_stream *stream, struct callback callback,
+                              struct dsa_request **request_p, struct dsa_error *err);
 /* The request reads or writes this memory (may be NULL) until it completes. At most DSA__MAX_USES. */
 void dsa__request_use(struct dsa_request *request, const struct dsa_memory *memory);
 /* Sends it and makes it pending. Frees it on failure. */
-dsa_status dsa__request_send(struct dsa_request *request, Dsa__V1__AttendRequest *message, struct dsa_error *err);
+dsa_status dsa__request_send(struct dsa_request *request, Dsa__V1__AttendRequest *message,
+                             struct dsa_error *err);
 
 #endif /* DSA_CLIENT_LIB_STREAM_H */

@@ -13,9 +13,9 @@ struct wire_output {
 };
 
 /* Fills the wire's Output and the place for inline rows. row_elems: elements of one query row. */
-static dsa_status wire_output(struct wire_output *wire, const struct dsa_output *output, enum dsa_dtype fallback,
-                              uint32_t rank, size_t row_elems, const char *field, struct sink *sink,
-                              struct dsa_error *err)
+static dsa_status wire_output(struct wire_output *wire, const struct dsa_output *output,
+                              enum dsa_dtype fallback, uint32_t rank, size_t row_elems, const char *field,
+                              struct sink *sink, struct dsa_error *err)
 {
     enum dsa_dtype dtype = output->dtype ? output->dtype : fallback;
 
@@ -54,7 +54,8 @@ struct wire_attend {
     struct wire_append append;
 };
 
-static dsa_status wire_segments(struct wire_attend *wire, const struct dsa_attend *args, struct dsa_error *err)
+static dsa_status wire_segments(struct wire_attend *wire, const struct dsa_attend *args,
+                                struct dsa_error *err)
 {
     wire->segments = wire->segment_buffer;
     wire->pointers = wire->pointer_buffer;
@@ -106,8 +107,8 @@ static dsa_status wire_tensors(struct wire_attend *wire, const struct dsa_attend
     return status;
 }
 
-static dsa_status wire_attend(struct wire_attend *wire, const struct dsa_attend *args, struct dsa_request *request,
-                              uint32_t d_v, struct dsa_error *err)
+static dsa_status wire_attend(struct wire_attend *wire, const struct dsa_attend *args,
+                              struct dsa_request *request, uint32_t d_v, struct dsa_error *err)
 {
     size_t heads = args->q.rank == 3 ? (size_t)args->q.shape[1] : 0;
     dsa_status status;
@@ -117,9 +118,11 @@ static dsa_status wire_attend(struct wire_attend *wire, const struct dsa_attend 
     if (status == DSA_OK)
         status = wire_tensors(wire, args, err);
     if (status == DSA_OK)
-        status = wire_output(&wire->out, &args->out, DSA_DTYPE_BF16, 3, heads * d_v, "attend.out", &request->out, err);
+        status = wire_output(&wire->out, &args->out, DSA_DTYPE_BF16, 3, heads * d_v, "attend.out",
+                             &request->out, err);
     if (status == DSA_OK && args->want_lse) {
-        status = wire_output(&wire->lse, &args->lse, DSA_DTYPE_F32, 2, heads, "attend.lse", &request->lse, err);
+        status =
+            wire_output(&wire->lse, &args->lse, DSA_DTYPE_F32, 2, heads, "attend.lse", &request->lse, err);
         wire->op.lse = &wire->lse.output;
     }
     wire->op.layer = args->layer;
@@ -135,8 +138,9 @@ static dsa_status wire_attend(struct wire_attend *wire, const struct dsa_attend 
     return status;
 }
 
-static dsa_status attend_locked(struct dsa_client *client, struct dsa_stream *stream, const struct dsa_attend *args,
-                                struct callback callback, struct dsa_request **request_p, struct dsa_error *err)
+static dsa_status attend_locked(struct dsa_client *client, struct dsa_stream *stream,
+                                const struct dsa_attend *args, struct callback callback,
+                                struct dsa_request **request_p, struct dsa_error *err)
 {
     Dsa__V1__AttendRequest message = DSA__V1__ATTEND_REQUEST__INIT;
     struct wire_attend wire;
@@ -172,8 +176,9 @@ static dsa_status attend_locked(struct dsa_client *client, struct dsa_stream *st
     return status;
 }
 
-dsa_status dsa_attend_submit(struct dsa_client *client, struct dsa_stream *stream, const struct dsa_attend *args,
-                             dsa_done_fn done, void *arg, struct dsa_request **request_p, struct dsa_error *err)
+dsa_status dsa_attend_submit(struct dsa_client *client, struct dsa_stream *stream,
+                             const struct dsa_attend *args, dsa_done_fn done, void *arg,
+                             struct dsa_request **request_p, struct dsa_error *err)
 {
     struct callback callback = {done, arg};
     dsa_status status;
@@ -186,9 +191,10 @@ dsa_status dsa_attend_submit(struct dsa_client *client, struct dsa_stream *strea
     return status;
 }
 
-static dsa_status append_locked(struct dsa_client *client, struct dsa_stream *stream, struct wire_append *wire,
-                                const struct dsa_append *args, struct callback callback,
-                                struct dsa_request **request_p, struct dsa_error *err)
+static dsa_status append_locked(struct dsa_client *client, struct dsa_stream *stream,
+                                struct wire_append *wire, const struct dsa_append *args,
+                                struct callback callback, struct dsa_request **request_p,
+                                struct dsa_error *err)
 {
     Dsa__V1__AttendRequest message = DSA__V1__ATTEND_REQUEST__INIT;
     struct dsa_request *request;
@@ -207,8 +213,9 @@ static dsa_status append_locked(struct dsa_client *client, struct dsa_stream *st
     return status;
 }
 
-dsa_status dsa_append_submit(struct dsa_client *client, struct dsa_stream *stream, const struct dsa_append *args,
-                             dsa_done_fn done, void *arg, struct dsa_request **request_p, struct dsa_error *err)
+dsa_status dsa_append_submit(struct dsa_client *client, struct dsa_stream *stream,
+                             const struct dsa_append *args, dsa_done_fn done, void *arg,
+                             struct dsa_request **request_p, struct dsa_error *err)
 {
     struct callback callback = {done, arg};
     struct wire_append wire;

@@ -55,8 +55,8 @@ dsa_status dsa__wire_tensor(struct wire_tensor *wire, const struct dsa_tensor *t
     bool is_strided = false;
 
     if (tensor->rank < 1 || tensor->rank > DSA_MAX_RANK || dsa_dtype_bytes(tensor->dtype) == 0)
-        return dsa__fail(err, DSA_E_BAD_SHAPE, field, "dtype %d or rank %u is not a tensor's", (int)tensor->dtype,
-                         tensor->rank);
+        return dsa__fail(err, DSA_E_BAD_SHAPE, field, "dtype %d or rank %u is not a tensor's",
+                         (int)tensor->dtype, tensor->rank);
     if (!tensor->data == !tensor->memory)
         return dsa__fail(err, DSA_E_BAD_SHAPE, field, "needs either data or memory");
     if (!dense_bytes(tensor, &bytes))

@@ -7,7 +7,6 @@
  *   helper:  look, park -> lock: is a job open? n_inside++ -> tasks -> lock: n_inside-- -> look, park
  *   caller:  lock: open the job, wake -> tasks -> lock: close it, wait for n_inside == 0 */
 #include <pthread.h>
-#include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -30,7 +29,6 @@ struct helper {
     struct cpu_team *team;
     pthread_t thread;
     int worker;
-    int processor; /* that it is bound to; -1: any */
 };
 
 struct cpu_team {
@@ -47,8 +45,7 @@ struct cpu_team {
     /* Next task. Relaxed: only uniqueness matters, the data of a task is ordered by the lock. */
     _Alignas(CPU_CACHE_LINE) atomic_llong next;
     _Alignas(CPU_CACHE_LINE) int n_threads;
-    int n_started;        /* helpers that run */
-    int caller_processor; /* that no helper is bound to; -1: helpers are not bound */
+    int n_started; /* helpers that run */
     struct helper *helpers;
 };
 
@@ -123,59 +120,6 @@ static void *helper_main(void *user)
     return NULL;
 }
 
-/* ---- placement --------------------------------------------------------------------------- */
-
-/* With a thread for every processor that we may use, each helper is bound to one and the caller's is left
- * free. A woken helper otherwise may be queued behind the caller that woke it while another processor sleeps
- * (schedulers of virtual machines take a sleeping processor for one that the host has taken away), and a job
- * of milliseconds is over before it runs. Bound by hand to fewer processors, or with fewer threads, nothing
- * is bound. */
-static void bind_helper(struct helper *helper, int processor)
-{
-    cpu_set_t one;
-
-    CPU_ZERO(&one);
-    CPU_SET((size_t)processor, &one);
-    if (pthread_setaffinity_np(helper->thread, sizeof(one), &one) == 0)
-        helper->processor = processor;
-}
-
-static void bind_helpers(struct cpu_team *team)
-{
-    cpu_set_t allowed;
-    int caller = sched_getcpu();
-    int processor = 0;
-
-    team->caller_processor = -1;
-    if (caller < 0 || caller >= CPU_SETSIZE || sched_getaffinity(0, sizeof(allowed), &allowed) != 0
-        || CPU_COUNT(&allowed) != team->n_threads || !CPU_ISSET((size_t)caller, &allowed))
-        return;
-    team->caller_processor = caller;
-    for (int i = 0; i < team->n_started; i++, processor++) {
-        while (processor == caller || !CPU_ISSET((size_t)processor, &allowed))
-            processor++;
-        bind_helper(&team->helpers[i], processor);
-    }
-}
-
-/* The caller may have moved to a helper's processor: that helper gets the one it left. */
-static void follow_caller(struct cpu_team *team)
-{
-    int caller = team->caller_processor < 0 ? -1 : sched_getcpu();
-
-    if (caller == team->caller_processor)
-        return;
-    for (int i = 0; i < team->n_started; i++) {
-        if (team->helpers[i].processor == caller) {
-            bind_helper(&team->helpers[i], team->caller_processor);
-            team->caller_processor = caller;
-            return;
-        }
-    }
-}
-
-/* ---- life -------------------------------------------------------------------------------- */
-
 /* Signals are for the threads of the program, not for ours. */
 static int start_helper(struct helper *helper)
 {
@@ -207,12 +151,10 @@ dsk_status dsk_cpu_team_create(int n_threads, struct cpu_team **team_p)
 
         helper->team = team;
         helper->worker = i;
-        helper->processor = -1;
         if (start_helper(helper) != 0)
             goto destroy_team;
         team->n_started++;
     }
-    bind_helpers(team);
     *team_p = team;
     return DSK_OK;
 
@@ -244,8 +186,6 @@ int dsk_cpu_team_size(const struct cpu_team *team)
     return team->n_threads;
 }
 
-/* ---- jobs -------------------------------------------------------------------------------- */
-
 static void open_job(struct cpu_team *team, const struct job *job)
 {
     pthread_mutex_lock(&team->lock);
@@ -276,7 +216,6 @@ void dsk_cpu_team_run(struct cpu_team *team, int64_t n_tasks, int64_t cost_ns, c
             func(user, 0, i);
         return;
     }
-    follow_caller(team);
     open_job(team, &job);
     run_tasks(team, &job, 0);
     close_job(team);

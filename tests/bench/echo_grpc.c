@@ -22,7 +22,7 @@ struct echo_call {
     grpc_call_details details;
     grpc_byte_buffer *received;
     int cancelled;
-    int n_owed;        /* replies still to send */
+    int n_owed; /* replies still to send */
     bool is_sending, metadata_sent, is_over;
 };
 
@@ -74,7 +74,8 @@ static void arm(grpc_server *server, grpc_completion_queue *cq)
     call->tags[TAG_CALL] = TAG_CALL;
     grpc_metadata_array_init(&call->metadata);
     grpc_call_details_init(&call->details);
-    if (grpc_server_request_call(server, &call->call, &call->details, &call->metadata, cq, cq, &call->tags[TAG_CALL])
+    if (grpc_server_request_call(server, &call->call, &call->details, &call->metadata, cq, cq,
+                                 &call->tags[TAG_CALL])
         != GRPC_CALL_OK)
         abort();
 }
@@ -238,7 +239,8 @@ uint64_t bench_grpc_client(const char *path, int spin, int n_requests, int n_inf
     elapsed = pump.sent_at ? pump_all(&pump, cq, spin) : 0;
     grpc_call_cancel(pump.call.call, NULL);
     grpc_completion_queue_shutdown(cq);
-    while (grpc_completion_queue_next(cq, gpr_inf_future(GPR_CLOCK_MONOTONIC), NULL).type != GRPC_QUEUE_SHUTDOWN)
+    while (grpc_completion_queue_next(cq, gpr_inf_future(GPR_CLOCK_MONOTONIC), NULL).type
+           != GRPC_QUEUE_SHUTDOWN)
         ;
     grpc_call_unref(pump.call.call);
     grpc_metadata_array_destroy(&metadata);

@@ -60,7 +60,8 @@ int bench_raw_server(const char *path, int spin)
     int listener = make_socket(path, &addr);
 
     unlink(path);
-    if (listener < 0 || bind(listener, (struct sockaddr *)&addr, sizeof(addr)) != 0 || listen(listener, 4) != 0)
+    if (listener < 0 || bind(listener, (struct sockaddr *)&addr, sizeof(addr)) != 0
+        || listen(listener, 4) != 0)
         return 1;
     for (;;) {
         int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC), epoll = watch(fd);

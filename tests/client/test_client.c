@@ -11,7 +11,7 @@
 #include "suites.h"
 #include "test_main.h"
 
-/* ---- tensors ---------------------------------------------------------------------------------------------------- */
+/* ---- tensors --------------------------------------------------------------------------------- */
 
 START_TEST(tensor_by_value_is_dense_and_whole)
 {
@@ -63,7 +63,7 @@ TCase *case_tensor(void)
     return tc;
 }
 
-/* ---- connecting ------------------------------------------------------------------------------------------------------ */
+/* ---- connecting ------------------------------------------------------------------------------ */
 
 static void expect_no_server(const char *target)
 {
@@ -75,7 +75,8 @@ static void expect_no_server(const char *target)
     ck_assert_int_eq(dsa_connect(target, &options, &client, &err), DSA_E_CONNECT);
     took = dsa__now_us() - begin;
     ck_assert_ptr_null(client);
-    ck_assert_msg(strstr(err.message, target) != NULL, "the message does not name the target: %s", err.message);
+    ck_assert_msg(strstr(err.message, target) != NULL, "the message does not name the target: %s",
+                  err.message);
     ck_assert_msg(took >= 250000, "gave up after %llu us", (unsigned long long)took);
 }
 

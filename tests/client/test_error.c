@@ -32,10 +32,10 @@ static Dsa__V1__Status no_pages(void)
     Dsa__V1__Status status = DSA__V1__STATUS__INIT;
 
     status.code = 8;
-    status.reason = (char *)(uintptr_t)"NO_PAGES";
-    status.message = (char *)(uintptr_t)"the pool has 3 free pages";
-    status.field = (char *)(uintptr_t)"append.rows";
-    status.value = (char *)(uintptr_t)"400";
+    status.reason = (char *)(uintptr_t) "NO_PAGES";
+    status.message = (char *)(uintptr_t) "the pool has 3 free pages";
+    status.field = (char *)(uintptr_t) "append.rows";
+    status.value = (char *)(uintptr_t) "400";
     status.scope = DSA__V1__SCOPE__SCOPE_REQUEST;
     status.retry_after_us = 1500;
     return status;
@@ -124,7 +124,7 @@ START_TEST(a_newer_reason_is_placed_by_its_code)
     struct dsa_error err;
 
     wire.code = 5;
-    wire.reason = (char *)(uintptr_t)"NO_SUCH_WORD_YET";
+    wire.reason = (char *)(uintptr_t) "NO_SUCH_WORD_YET";
     ck_assert_int_eq(dsa__error_from_wire(&wire, &err), DSA_E_NOT_FOUND);
     ck_assert_str_eq(err.reason, "NO_SUCH_WORD_YET");
 }

@@ -8,7 +8,7 @@
 #include "ref64.h"
 #include "suites.h"
 
-/* ---- flags -------------------------------------------------------------------------------------------------------- */
+/* ---- flags ----------------------------------------------------------------------------------- */
 
 struct flags {
     const char *name;
@@ -45,9 +45,19 @@ END_TEST
 
 START_TEST(bad_flags_are_refused)
 {
-    static char *const bad[][2] = {{"--nam", "a"}, {"--n", "1"},    {"--n", "10"}, {"--n", "5x"},   {"--n", "-5"},
-                                   {"--n=", NULL}, {"--n", NULL},   {"--x", "y"},  {"--on=1", NULL}, {"word", NULL},
-                                   {"-n", "5"},    {"--x", "-0.1"}, {"--n", "99999999999999999999"}};
+    static char *const bad[][2] = {{"--nam", "a"},
+                                   {"--n", "1"},
+                                   {"--n", "10"},
+                                   {"--n", "5x"},
+                                   {"--n", "-5"},
+                                   {"--n=", NULL},
+                                   {"--n", NULL},
+                                   {"--x", "y"},
+                                   {"--on=1", NULL},
+                                   {"word", NULL},
+                                   {"-n", "5"},
+                                   {"--x", "-0.1"},
+                                   {"--n", "99999999999999999999"}};
 
     for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
         char *argv[] = {"cmd", bad[i][0], bad[i][1]};
@@ -79,7 +89,7 @@ TCase *case_args(void)
     return tc;
 }
 
-/* ---- percentiles --------------------------------------------------------------------------------------------------- */
+/* ---- percentiles ----------------------------------------------------------------------------- */
 
 START_TEST(small_values_are_exact)
 {
@@ -120,8 +130,8 @@ START_TEST(large_values_are_close)
     for (int percent = 1; percent <= 100; percent++) {
         uint64_t want = values[(N * percent + 99) / 100 - 1], got = histogram_at(&h, percent);
 
-        ck_assert_msg(got >= want && (double)got <= (double)want * 1.008 + 1, "p%d: %llu, sorted %llu", percent,
-                      (unsigned long long)got, (unsigned long long)want);
+        ck_assert_msg(got >= want && (double)got <= (double)want * 1.008 + 1, "p%d: %llu, sorted %llu",
+                      percent, (unsigned long long)got, (unsigned long long)want);
     }
 }
 END_TEST
@@ -148,7 +158,7 @@ TCase *case_histogram(void)
     return tc;
 }
 
-/* ---- contents -------------------------------------------------------------------------------------------------------- */
+/* ---- contents -------------------------------------------------------------------------------- */
 
 START_TEST(rows_are_functions_of_chain_position_and_layer)
 {
@@ -198,7 +208,8 @@ START_TEST(selection_is_distinct_and_in_range)
             ck_assert_msg(!(seen[indices[j] / 64] >> (indices[j] % 64) & 1), "position %d twice", indices[j]);
             seen[indices[j] / 64] |= UINT64_C(1) << (indices[j] % 64);
         }
-        ck_assert((seen[(lengths[i] - 1) / 64] >> ((lengths[i] - 1) % 64)) & 1); /* the newest token is always there */
+        ck_assert((seen[(lengths[i] - 1) / 64] >> ((lengths[i] - 1) % 64))
+                  & 1); /* the newest token is always there */
         for (uint32_t j = n; j < 64; j++)
             ck_assert_int_eq(indices[j], -1);
         for (int j = 0; j < 80; j++)

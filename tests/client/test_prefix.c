@@ -32,7 +32,8 @@ START_TEST(eviction_takes_the_least_recently_used)
     uint64_t sequence;
     uint32_t n;
 
-    ck_assert(prefix_insert(cache, a, 1, 100) && prefix_insert(cache, b, 1, 200) && prefix_insert(cache, c, 1, 300));
+    ck_assert(prefix_insert(cache, a, 1, 100) && prefix_insert(cache, b, 1, 200)
+              && prefix_insert(cache, c, 1, 300));
     ck_assert(prefix_find(cache, a, 1, &sequence, &n)); /* now b is the oldest */
     ck_assert(prefix_evict(cache, &sequence));
     ck_assert_uint_eq(sequence, 200);

@@ -29,7 +29,8 @@ START_TEST(good_lines_are_read)
     ck_assert_uint_eq(trace.requests[1].n_blocks, 2);
     ck_assert_uint_eq(trace.requests[1].blocks[1], 7);
     trace_free(&trace);
-    ck_assert_int_eq(read_text(GOOD GOOD "broken", 2, &trace, why, sizeof(why)), 0); /* stops before the third */
+    ck_assert_int_eq(read_text(GOOD GOOD "broken", 2, &trace, why, sizeof(why)),
+                     0); /* stops before the third */
     trace_free(&trace);
 }
 END_TEST

@@ -6,10 +6,10 @@
 #include <check.h>
 
 /* Ends the running test as skipped, with a reason that is printed and counted. Works in a forked test. */
-#define TEST_SKIP(...)                                                                  \
-    do {                                                                                \
-        test_skip(__func__, __VA_ARGS__);                                               \
-        return;                                                                         \
+#define TEST_SKIP(...)                                                                                       \
+    do {                                                                                                     \
+        test_skip(__func__, __VA_ARGS__);                                                                    \
+        return;                                                                                              \
     } while (0)
 
 __attribute__((format(printf, 2, 3))) void test_skip(const char *test, const char *format, ...);

@@ -1,0 +1,43 @@
+"""Adds up the closing lines of the test programs that ctest ran: sum.py JUNIT.xml COUNTS
+
+Prints a line for each program, its skips, and the whole output of those that failed; writes "passed failed skipped" to
+COUNTS. A program that failed, or that closed without its line, counts as at least one failure."""
+import re
+import sys
+import xml.etree.ElementTree as ElementTree
+
+CLOSING = re.compile(r"^(\d+) passed, (\d+) failed(?:, (\d+) skipped)?\s*$", re.M)
+
+
+def main(junit, counts):
+    total = [0, 0, 0]
+    cases = list(ElementTree.parse(junit).getroot().iter("testcase"))
+    for case in sorted(cases, key=lambda c: c.get("name")):
+        output = case.findtext("system-out") or ""
+        lines = CLOSING.findall(output)
+        has_failed = case.get("status") != "run" or case.find("failure") is not None
+        count = [int(n or 0) for n in lines[-1]] if lines else [0, 0, 0]
+        what = ""
+        if not lines:
+            what = " (no closing line)"
+        elif has_failed and count[1] == 0:
+            what = " (its exit status says that it failed)"
+        if (has_failed or not lines) and count[1] == 0:
+            count[1] = 1
+        print("%-28s %4d passed, %d failed, %d skipped  %6.1f s%s"
+              % (case.get("name"), *count, float(case.get("time") or 0), what))
+        for line in output.split("\n"):
+            if line.startswith("SKIP"):
+                print("    " + line)
+        if count[1] > 0:
+            print("---- output of %s\n%s\n----" % (case.get("name"), output.strip()))
+        total = [a + b for a, b in zip(total, count)]
+    if not cases:
+        total[1] += 1
+        print("no test program ran")
+    with open(counts, "w") as file:
+        file.write("%d %d %d\n" % tuple(total))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
