@@ -21,7 +21,10 @@ static inline float num_f32_from_bits(uint32_t bits)
     return x;
 }
 
-/* Finite or infinite x; infinities saturate like everything past 448. NaN is the caller's business. */
+/* Finite or infinite x; infinities saturate like everything past 448. NaN is the caller's business.
+ * A float 2^20 times the size of x's exponent has fp32 spacing 2^-3 of it: adding it rounds x to 3 bits of
+ * mantissa, and counts them in its own low bits. Below 2^-6 the spacing stays that of 2^-6, which is how
+ * subnormals are spaced. */
 static inline uint8_t num_e4m3_from_number(float x)
 {
     const uint32_t max_bits = 0x43e00000u;    /* 448 */
@@ -31,13 +34,13 @@ static inline uint8_t num_e4m3_from_number(float x)
     uint32_t mag = bits & 0x7fffffffu;
 
     mag = mag > max_bits ? max_bits : mag;
-    /* Subnormals are multiples of 2^-9, which is the spacing of fp32 at 2^14: the addition rounds. */
-    uint32_t low = num_bits_from_f32(num_f32_from_bits(mag) + 16384.0f) - 0x46800000u;
-    /* Normals: round the mantissa from 23 to 3 bits, then rebias the exponent from 127 to 7. */
-    uint32_t high = ((mag + 0x7ffffu + ((mag >> 20) & 1u)) >> 20) - (120u << 3);
-    /* A mask, not a choice: compilers do not vectorise a floating-point addition that they may skip. */
-    uint32_t is_low = 0u - (uint32_t)(mag < normal_bits);
-    return (uint8_t)(sign | (low & is_low) | (high & ~is_low));
+    uint32_t exponent = mag & 0x7f800000u;
+    exponent = exponent > normal_bits ? exponent : normal_bits;
+    uint32_t big = exponent + (20u << 23);
+    uint32_t count = num_bits_from_f32(num_f32_from_bits(mag) + num_f32_from_bits(big)) - big;
+    /* exponent rebiased from 127 to 7; the leading one is in count, 0 in a subnormal */
+    uint32_t code = (exponent >> 20) - (120u << 3) + count - 8u;
+    return (uint8_t)(sign | code);
 }
 
 /* Sign and magnitude moved to their fp32 places are the value times 2^-120, subnormals included. */

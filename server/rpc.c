@@ -329,7 +329,7 @@ static void on_sent(struct tag *tag, bool ok)
         drop_queue(call);
     }
     start_send(call);
-    if (!call->first && !call->is_over && !call->finish_wanted && call->method->drained)
+    if (!call->first && !call->is_sending && !call->is_over && !call->finish_wanted && call->method->drained)
         call->method->drained(call);
     call_unref(call);
 }

@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "kernels/dsk.h"
+#include "kernels/dsk_format.h"
 
 #define BF16_ONLY   (1u << DSK_DTYPE_BF16)
 #define BOTH_PHASES (SRV_PHASE_PREFILL | SRV_PHASE_DECODE)
