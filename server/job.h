@@ -86,7 +86,7 @@ struct srv_job_export {
     bool as_bf16;
     uint64_t first;
     uint32_t n_tokens; /* in: at most; out: exported */
-    bool is_exact;     /* n_tokens must all be there */
+    uint64_t end;      /* the layer must reach this far; UINT64_MAX: no matter */
     uint8_t *out;
     uint64_t layer_tokens; /* out */
 };

@@ -10,6 +10,10 @@
 #include "server/log.h"
 #include "server/status.h"
 
+/* Client memory mapped at a time, all sessions together: what a 47-bit address space has room for. One region has a limit of its
+ * own (max-region-bytes). */
+#define MAX_MAPPED_BYTES (UINT64_C(1) << 46)
+
 /* ---- the methods -------------------------------------------------------------------------------- */
 
 #define SA "/dsa.v1.SparseAttention/"
@@ -397,7 +401,7 @@ static dsa_status create_tables(struct svc *svc, struct srv_err *err)
     dsa_status rc = srv_sessions_create(&sessions, &svc->sessions);
 
     if (rc == DSA_OK)
-        rc = srv_regions_create((uint32_t)config->max_regions, config->max_region_bytes, svc_region_release,
+        rc = srv_regions_create((uint32_t)config->max_regions, MAX_MAPPED_BYTES, svc_region_release,
                                 svc, &svc->regions);
     return rc == DSA_OK ? DSA_OK : srv_fail(err, rc, "service", "%s", "", "%s", srv_status_text(rc));
 }

@@ -84,8 +84,13 @@ static dsa_status parse_append(struct svc_request *request, const Dsa__V1__Appen
     append->layer = op->layer;
     append->n_layers = op->n_layers > 0 ? op->n_layers : 1;
     append->strict = op->strict;
-    append->position =
-        op->position_value_case == DSA__V1__APPEND_OP__POSITION_VALUE_POSITION ? op->position : UINT64_MAX;
+    append->position = UINT64_MAX;
+    if (op->position_value_case == DSA__V1__APPEND_OP__POSITION_VALUE_POSITION) {
+        append->position = op->position;
+        if (op->position > svc->config->max_sequence_tokens)
+            return srv_fail(err, DSA_E_BAD_RANGE, "position", "%" PRIu64, op->position,
+                            "a sequence has at most %" PRIu64 " tokens", svc->config->max_sequence_tokens);
+    }
     if (op->sequence_id == 0)
         return srv_fail(err, DSA_E_NOT_FOUND, "sequence_id", "%d", 0, "no such sequence in this session");
     if ((rc = check_layers(svc, append->layer, append->n_layers, err)) != DSA_OK
@@ -253,11 +258,15 @@ struct export
     struct svc_request *running;  /* the chunk at the worker */
     uint64_t sequence, next, end; /* end UINT64_MAX: to the end of the sequence */
     uint32_t layer;
-    uint32_t row_bytes;
+    uint32_t row_bytes, chunk_tokens;
     bool as_bf16, is_done;
 };
 
-static void submit_chunk(struct export *export);
+static void fail_export(struct export *export, const struct srv_err *err)
+{
+    export->is_done = true;
+    svc_refuse(export->call, err);
+}
 
 static void free_if_over(struct export *export)
 {
@@ -287,8 +296,13 @@ static void on_exported(struct svc_request *request, const struct srv_piece *pie
     chunk.rows.data = job->out;
     chunk.rows.len = (size_t)job->n_tokens * export->row_bytes;
     export->next = job->first + job->n_tokens;
-    if (job->n_tokens > 0 && !wire_send(export->call, &chunk.base))
-        srv_log(SRV_LOG_WARN, "cannot send a chunk of rows bytes=%zu", chunk.rows.len);
+    if (job->n_tokens > 0 && !wire_send(export->call, &chunk.base)) {
+        struct srv_err err = {0};
+
+        srv_fail(&err, DSA_E_NO_MEMORY, "rows", "%zu bytes", chunk.rows.len, "no memory for a chunk");
+        fail_export(export, &err);
+        return;
+    }
     if (job->n_tokens == 0 || export->next >= export->end || export->next >= job->layer_tokens) {
         export->is_done = true;
         rpc_finish(export->call, 0, "", NULL, 0);
@@ -299,13 +313,13 @@ static dsa_status make_chunk(struct export *export, struct svc_request *request,
 {
     struct srv_job *job = &request->job;
     uint64_t left = export->end - export->next;
-    uint32_t n_max = EXPORT_CHUNK_BYTES / export->row_bytes;
+    uint32_t n_max = export->chunk_tokens;
 
     job->u.export.sequence = export->sequence;
     job->u.export.layer = export->layer;
     job->u.export.as_bf16 = export->as_bf16;
     job->u.export.first = export->next;
-    job->u.export.is_exact = export->end != UINT64_MAX;
+    job->u.export.end = export->end;
     job->u.export.n_tokens = left < n_max ? (uint32_t)left : n_max;
     job->u.export.out = request->buffer = malloc((size_t)job->u.export.n_tokens * export->row_bytes);
     job->accesses = wire_arena_get(request->arena, sizeof(*job->accesses));
@@ -315,12 +329,6 @@ static dsa_status make_chunk(struct export *export, struct svc_request *request,
     request->owner = export;
     request->on_piece = on_exported;
     return svc_request_submit(request, 1, 1, err);
-}
-
-static void fail_export(struct export *export, const struct srv_err *err)
-{
-    export->is_done = true;
-    svc_refuse(export->call, err);
 }
 
 static void submit_chunk(struct export *export)
@@ -381,6 +389,7 @@ static dsa_status make_export(struct rpc_call *call, const Dsa__V1__ExportRowsRe
 {
     struct svc *svc = rpc_call_service(call);
     bool as_bf16 = message->dtype == DSA__V1__DTYPE__DTYPE_BF16;
+    uint64_t room = svc->config->max_message_bytes - 4096; /* a chunk's other fields take less */
     struct export *export;
     dsa_status rc;
 
@@ -389,6 +398,8 @@ static dsa_status make_export(struct rpc_call *call, const Dsa__V1__ExportRowsRe
         return srv_fail(err, DSA_E_BAD_REQUEST, "dtype", "%d", (int)message->dtype, "give U8 or BF16");
     if (message->sequence_id == 0)
         return srv_fail(err, DSA_E_NOT_FOUND, "sequence_id", "%d", 0, "no such sequence in this session");
+    if (message->n_tokens >= UINT64_MAX - message->first)
+        return srv_fail(err, DSA_E_BAD_RANGE, "n_tokens", "%" PRIu64, message->n_tokens, "first + n_tokens wraps");
     if ((rc = check_layers(svc, message->layer, 1, err)) != DSA_OK)
         return rc;
     export = calloc(1, sizeof(*export));
@@ -402,8 +413,9 @@ static dsa_status make_export(struct rpc_call *call, const Dsa__V1__ExportRowsRe
     export->as_bf16 = as_bf16;
     export->row_bytes = (uint32_t)(as_bf16 ? svc->layout->d_qk * 2 : svc->layout->row_bytes);
     export->next = message->first;
-    if (message->n_tokens == 0 || __builtin_add_overflow(message->first, message->n_tokens, &export->end))
-        export->end = UINT64_MAX;
+    export->end = message->n_tokens == 0 ? UINT64_MAX : message->first + message->n_tokens;
+    /* At least a row: the smallest message that can be configured holds many. */
+    export->chunk_tokens = (uint32_t)(room < EXPORT_CHUNK_BYTES ? room : EXPORT_CHUNK_BYTES) / export->row_bytes;
     *export_p = export;
     return DSA_OK;
 }

@@ -55,8 +55,11 @@ static dsa_status reattach(struct svc *svc, const Dsa__V1__SessionOpen *open, st
     dsa_status rc = srv_session_reattach(svc->sessions, open->reattach_token.data, open->reattach_token.len,
                                          srv_now_us(), &session, err);
 
-    if (rc != DSA_OK)
+    if (rc != DSA_OK) {
+        if (err)
+            strcpy(err->field, "reattach_token");
         return rc;
+    }
     *lease_p = session->stream;
     (*lease_p)->call = call;
     return DSA_OK;
@@ -92,6 +95,8 @@ static dsa_status begin_session(struct rpc_call *call, const Dsa__V1__SessionOpe
     if (svc->is_draining)
         return srv_fail(err, DSA_E_DRAINING, "open", "%s", "", "the server is going down");
     rc = is_reattach ? reattach(svc, open, call, &lease, err) : make_lease(svc, open, call, &lease, err);
+    if (rc != DSA_OK)
+        srv_err_prefix(err, "open.");
     if (rc != DSA_OK)
         return rc;
     rpc_call_set_data(call, lease);

@@ -243,7 +243,7 @@ dsa_status srv_region_remove(struct srv_regions *regions, uint64_t session, cons
                              bool *is_gone_p, struct srv_err *err)
 {
     struct entry *entry;
-    dsa_status status = get_entry(regions, session, id, n_id, "region", &entry, err);
+    dsa_status status = get_entry(regions, session, id, n_id, "region_id", &entry, err);
 
     if (status != DSA_OK)
         return status;

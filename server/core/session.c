@@ -105,10 +105,10 @@ static dsa_status check_open(const struct srv_sessions *sessions, const uint8_t 
     const struct srv_session_config *config = &sessions->config;
 
     if (lease_us > config->max_lease_us)
-        return srv_fail(err, DSA_E_BAD_RANGE, "lease", "%" PRIu64, lease_us,
+        return srv_fail(err, DSA_E_BAD_RANGE, "lease_us", "%" PRIu64, lease_us,
                         "the longest lease (max_lease) is %" PRIu64 " us", config->max_lease_us);
     if (grace_us > config->max_grace_us)
-        return srv_fail(err, DSA_E_BAD_RANGE, "grace", "%" PRIu64, grace_us,
+        return srv_fail(err, DSA_E_BAD_RANGE, "grace_us", "%" PRIu64, grace_us,
                         "the longest grace (max_grace) is %" PRIu64 " us", config->max_grace_us);
     if (sessions->n_sessions >= config->max_sessions)
         return srv_fail(err, DSA_E_LIMIT, "max_sessions", "%" PRIu32, config->max_sessions,
@@ -155,7 +155,7 @@ dsa_status srv_session_find(struct srv_sessions *sessions, const uint8_t *token,
 
     /* The token itself is a secret and stays out of the message. */
     if (!session)
-        return srv_fail(err, DSA_E_NO_SESSION, "token", "%zu bytes", n_token, "no session has this token");
+        return srv_fail(err, DSA_E_NO_SESSION, "session", "%zu bytes", n_token, "no session has this token");
     *session_p = session;
     return DSA_OK;
 }
@@ -195,10 +195,10 @@ dsa_status srv_session_reattach(struct srv_sessions *sessions, const uint8_t *to
     if (status != DSA_OK)
         return status;
     if (!session->in_grace)
-        return srv_fail(err, DSA_E_PRECONDITION, "token", "%s", "", "the session's stream is still open");
+        return srv_fail(err, DSA_E_PRECONDITION, "session", "%s", "", "the session's stream is still open");
     /* Over, though nobody has swept yet: the answer must not depend on when the sweep runs. */
     if (session->expires_us <= now_us)
-        return srv_fail(err, DSA_E_NO_SESSION, "token", "%zu bytes", n_token, "no session has this token");
+        return srv_fail(err, DSA_E_NO_SESSION, "session", "%zu bytes", n_token, "no session has this token");
     session->in_grace = false;
     set_expiry(sessions, session, add_us(now_us, session->lease_us));
     *session_p = session;

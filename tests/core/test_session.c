@@ -101,7 +101,7 @@ START_TEST(a_token_wrong_in_any_one_bit_is_not_found)
     ck_assert_int_eq(srv_session_find(sessions, token, SRV_TOKEN_BYTES - 1, &found, &err), DSA_E_NO_SESSION);
     ck_assert_int_eq(srv_session_find(sessions, token, SRV_TOKEN_BYTES + 1, &found, &err), DSA_E_NO_SESSION);
     ck_assert_int_eq(srv_session_find(sessions, NULL, 0, &found, &err), DSA_E_NO_SESSION);
-    ck_assert_str_eq(err.field, "token");
+    ck_assert_str_eq(err.field, "session");
     ck_assert_ptr_null(found);
     srv_sessions_destroy(sessions);
 }
@@ -137,11 +137,11 @@ START_TEST(refusals_name_the_limit)
 
     ck_assert_int_eq(srv_session_open(sessions, token_of(1), "", 60 * SECOND + 1, 0, 0, &session, &err),
                      DSA_E_BAD_RANGE);
-    ck_assert_str_eq(err.field, "lease");
+    ck_assert_str_eq(err.field, "lease_us");
     ck_assert_ptr_nonnull(strstr(err.text, "max_lease"));
     ck_assert_int_eq(srv_session_open(sessions, token_of(1), "", 0, 30 * SECOND + 1, 0, &session, &err),
                      DSA_E_BAD_RANGE);
-    ck_assert_str_eq(err.field, "grace");
+    ck_assert_str_eq(err.field, "grace_us");
     open_at(sessions, 1, 60 * SECOND, 30 * SECOND, 0);
     ck_assert_int_eq(srv_session_open(sessions, token_of(1), "", 0, 0, 0, &session, &err), DSA_E_EXISTS);
     for (int i = 2; i <= 4; i++)

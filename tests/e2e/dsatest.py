@@ -777,8 +777,10 @@ class Server:
             if nofile:
                 resource.setrlimit(resource.RLIMIT_NOFILE, (nofile, nofile))
 
+        environment = dict(os.environ)
+        environment.setdefault("TSAN_OPTIONS", "suppressions=%s:exitcode=66" % os.path.join(ROOT, "tests", "tsan.supp"))
         self.process = subprocess.Popen(command, stdout=self.log, stderr=self.log, stdin=subprocess.DEVNULL,
-                                        preexec_fn=limit, close_fds=True)
+                                        preexec_fn=limit, close_fds=True, env=environment)
         env.servers.append(self)
         self.control = None
 

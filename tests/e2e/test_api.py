@@ -530,6 +530,19 @@ def one_row_larger_than_a_message_is_refused(server, rng):
         truth(result.out is None, "the same result fits a region")
 
 
+@test(**{"max-message-bytes": 65536, "max-inline-bytes": "64KiB"})
+def export_fits_small_messages(server, rng):
+    """Chunks are cut to the message limit; nothing is lost on the way."""
+    with server.session() as s:
+        region = s.region(1 << 20)
+        rows = random_rows(rng, 900)
+        sequence = s.create()
+        s.append(sequence, region.put(rows))
+        stored = quantize(MAIN, rows)[0]
+        same_bits(s.export(sequence), stored, "stored bytes")
+        same_bits(s.export(sequence, dtype=pb.DTYPE_BF16), dequantize(MAIN, stored), "bf16 rows")
+
+
 @test(layers=2)
 def layers_are_separate(server, rng):
     with server.session() as s:

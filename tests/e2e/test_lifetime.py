@@ -365,7 +365,7 @@ def tickets(server, rng):
 # ---- the pool against a model -------------------------------------------------------------------------------------------
 
 
-@test(**{"pool-pages": 64})
+@test(**{"pool-pages": 24})
 def random_operations_against_a_model(server, rng):
     """create, fork, append, truncate, release at random: contents, lengths and page references agree at each step."""
     with server.session() as s:

@@ -47,7 +47,8 @@ void kit_dir_remove(void)
     ck_assert_ptr_nonnull(listing);
     while ((entry = readdir(listing)) != NULL)
         if (strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0)
-            ck_assert_int_eq(unlinkat(dirfd(listing), entry->d_name, entry->d_type == DT_DIR ? AT_REMOVEDIR : 0), 0);
+            ck_assert_int_eq(
+                unlinkat(dirfd(listing), entry->d_name, entry->d_type == DT_DIR ? AT_REMOVEDIR : 0), 0);
     closedir(listing);
     ck_assert_int_eq(rmdir(dir), 0);
 }

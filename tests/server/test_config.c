@@ -213,16 +213,26 @@ END_TEST
 
 START_TEST(malformed_values_are_refused)
 {
-    static const char *const bad[] = {"", "x", "-1", "+1", " 1", "1 ", "1x", "0x10", "1.5.", "nan",
-                                      "99999999999999999999999", "18446744073709551616"};
+    static const char *const bad[] = {"",
+                                      "x",
+                                      "-1",
+                                      "+1",
+                                      " 1",
+                                      "1 ",
+                                      "1x",
+                                      "0x10",
+                                      "1.5.",
+                                      "nan",
+                                      "99999999999999999999999",
+                                      "18446744073709551616"};
     const struct row *row = &rows[_i];
 
     if (row->kind == TEXT)
         return;
     for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
         /* a real number takes more forms: sign, space, hexadecimal and size do no harm there */
-        if (row->kind == REAL && strtod(bad[i], NULL) > 0 && strcmp(bad[i], "1x") != 0 && strcmp(bad[i], "1 ") != 0
-            && strcmp(bad[i], "1.5.") != 0)
+        if (row->kind == REAL && strtod(bad[i], NULL) > 0 && strcmp(bad[i], "1x") != 0
+            && strcmp(bad[i], "1 ") != 0 && strcmp(bad[i], "1.5.") != 0)
             continue;
         expect_refused(row, bad[i]);
     }
@@ -264,19 +274,26 @@ END_TEST
 static const struct {
     const char *text;
     uint64_t value;
-} sizes[] = {{"1B", 1},           {"100000", 100000},         {"1K", 1u << 10},          {"1KiB", 1u << 10},
-             {"64M", 64u << 20},  {"64MiB", 64u << 20},       {"3G", UINT64_C(3) << 30}, {"3GiB", UINT64_C(3) << 30},
+} sizes[] = {{"1B", 1},
+             {"100000", 100000},
+             {"1K", 1u << 10},
+             {"1KiB", 1u << 10},
+             {"64M", 64u << 20},
+             {"64MiB", 64u << 20},
+             {"3G", UINT64_C(3) << 30},
+             {"3GiB", UINT64_C(3) << 30},
              {"8589934591G", UINT64_C(8589934591) << 30}};
 static const struct {
     const char *text;
     uint64_t value;
-} times[] = {{"1500us", 1500}, {"20ms", 20000}, {"3s", 3000000}, {"2m", 120000000}, {"1440m", UINT64_C(86400000000)}};
+} times[] = {
+    {"1500us", 1500}, {"20ms", 20000}, {"3s", 3000000}, {"2m", 120000000}, {"1440m", UINT64_C(86400000000)}};
 
 START_TEST(units_of_size_and_time)
 {
     static const char *const bad_sizes[] = {"1KB", "1kib", "1 MiB", "1T", "1s", "KiB", "17179869184G"};
-    static const char *const bad_times[] = {"10", "1h", "1 s", "s", "5S", "1MiB", "99999999999999999999s",
-                                            "307445734561825861m"};
+    static const char *const bad_times[] = {
+        "10", "1h", "1 s", "s", "5S", "1MiB", "99999999999999999999s", "307445734561825861m"};
 
     for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
         PARSE(ARG("--pool-bytes"), ARG(sizes[i].text));
@@ -284,7 +301,8 @@ START_TEST(units_of_size_and_time)
     }
     for (size_t i = 0; i < sizeof(times) / sizeof(times[0]); i++) {
         PARSE(ARG("--max-grace"), ARG(times[i].text));
-        ck_assert_msg(result.rc == DSA_OK && result.config.max_grace_us == times[i].value, "%s", times[i].text);
+        ck_assert_msg(result.rc == DSA_OK && result.config.max_grace_us == times[i].value, "%s",
+                      times[i].text);
     }
     for (size_t i = 0; i < sizeof(bad_sizes) / sizeof(bad_sizes[0]); i++) {
         PARSE(ARG("--pool-bytes"), ARG(bad_sizes[i]));
@@ -339,9 +357,12 @@ START_TEST(unknown_flags_name_the_nearest)
 {
     static const struct {
         const char *given, *nearest;
-    } typos[] = {{"--layer=3", "--layers"},          {"--pool-byte=1G", "--pool-bytes"},
-                 {"--layuot=x", "--layout"},         {"--maxqueue", "--max-queue"},
-                 {"--hlep", "--help"},               {"--physical-indexes", "--physical-indices"},
+    } typos[] = {{"--layer=3", "--layers"},
+                 {"--pool-byte=1G", "--pool-bytes"},
+                 {"--layuot=x", "--layout"},
+                 {"--maxqueue", "--max-queue"},
+                 {"--hlep", "--help"},
+                 {"--physical-indexes", "--physical-indices"},
                  {"--drain_grace=1s", "--drain-grace"}};
 
     for (size_t i = 0; i < sizeof(typos) / sizeof(typos[0]); i++) {
@@ -349,7 +370,8 @@ START_TEST(unknown_flags_name_the_nearest)
         ck_assert_int_eq(result.rc, DSA_E_BAD_REQUEST);
         ck_assert_str_eq(result.err.field, "flag");
         ck_assert_str_eq(result.err.value, typos[i].given);
-        ck_assert_msg(strstr(result.err.text, typos[i].nearest) != NULL, "%s: %s", typos[i].given, result.err.text);
+        ck_assert_msg(strstr(result.err.text, typos[i].nearest) != NULL, "%s: %s", typos[i].given,
+                      result.err.text);
     }
 }
 END_TEST
@@ -406,8 +428,8 @@ START_TEST(help_lists_every_option)
         ck_assert_msg(end[-1] == ']', "--%s shows no default", rows[i].name);
         snprintf(fallback, sizeof(fallback), "[%s]", rows[i].shown[0] != '\0' ? rows[i].shown : "none");
         if (rows[i].kind != BYTES && rows[i].kind != US)
-            ck_assert_msg(strncmp(end - strlen(fallback), fallback, strlen(fallback)) == 0, "--%s: %s", rows[i].name,
-                          fallback);
+            ck_assert_msg(strncmp(end - strlen(fallback), fallback, strlen(fallback)) == 0, "--%s: %s",
+                          rows[i].name, fallback);
     }
     ck_assert_ptr_nonnull(strstr(text, "--help"));
     ck_assert_ptr_nonnull(strstr(text, "--version"));

@@ -48,8 +48,11 @@ END_TEST
 
 START_TEST(files_are_found_by_name)
 {
-    static const char *const names[] = {"dsa/v1/dsa.proto", "google/rpc/status.proto", "google/protobuf/any.proto",
-                                        "grpc/health/v1/health.proto", "grpc/reflection/v1/reflection.proto",
+    static const char *const names[] = {"dsa/v1/dsa.proto",
+                                        "google/rpc/status.proto",
+                                        "google/protobuf/any.proto",
+                                        "grpc/health/v1/health.proto",
+                                        "grpc/reflection/v1/reflection.proto",
                                         "grpc/reflection/v1alpha/reflection.proto"};
     struct srv_proto_file files[SRV_MAX_FILES];
 
@@ -93,7 +96,8 @@ START_TEST(symbols_of_every_kind_are_found)
     struct srv_proto_file files[SRV_MAX_FILES];
 
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
-        ck_assert_msg(srv_descriptors_by_symbol(rows[i].symbol, files, SRV_MAX_FILES) >= 1, "%s", rows[i].symbol);
+        ck_assert_msg(srv_descriptors_by_symbol(rows[i].symbol, files, SRV_MAX_FILES) >= 1, "%s",
+                      rows[i].symbol);
         check_name(&files[0], rows[i].file);
     }
 }
@@ -101,10 +105,21 @@ END_TEST
 
 START_TEST(other_words_find_nothing)
 {
-    static const char *const words[] = {"", ".", "dsa", "dsa.v1", "dsa.v1.", "dsa.v1.Tens", "dsa.v1.Tensorx",
-                                        "dsa.v1.Tensor.nothing", "dsa.v1.Tensor.shape.deeper",
-                                        "dsa.v1.SparseAttention.Att", "dsa.v1.SparseAttention.Attend.x",
-                                        ".dsa.v1.Tensor", "Tensor", "dsa/v1/dsa.proto", "dsa.v1..Tensor"};
+    static const char *const words[] = {"",
+                                        ".",
+                                        "dsa",
+                                        "dsa.v1",
+                                        "dsa.v1.",
+                                        "dsa.v1.Tens",
+                                        "dsa.v1.Tensorx",
+                                        "dsa.v1.Tensor.nothing",
+                                        "dsa.v1.Tensor.shape.deeper",
+                                        "dsa.v1.SparseAttention.Att",
+                                        "dsa.v1.SparseAttention.Attend.x",
+                                        ".dsa.v1.Tensor",
+                                        "Tensor",
+                                        "dsa/v1/dsa.proto",
+                                        "dsa.v1..Tensor"};
     struct srv_proto_file files[SRV_MAX_FILES];
 
     for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++)

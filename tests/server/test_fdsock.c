@@ -93,7 +93,8 @@ static struct dsa_fd_answer ask(const void *bytes, size_t n, int n_fds)
 
 static void open_all(void)
 {
-    struct srv_fdsock_config config = {.mode = 0660, .max_connections = 64, .offer = on_offer, .arg = &offered};
+    struct srv_fdsock_config config = {
+        .mode = 0660, .max_connections = 64, .offer = on_offer, .arg = &offered};
     struct srv_err err = {0};
 
     kit_dir_make();

@@ -298,9 +298,18 @@ END_TEST
 
 START_TEST(tcp_addresses_that_are_malformed)
 {
-    static const char *const bad[] = {"", ":", "localhost", "localhost:", ":8080", "127.0.0.1:x", "127.0.0.1:http",
-                                      "256.1.1.1:80", "127.0.0.1:0:0x", "no such host:1",
-                                      "a-host-name-that-is-much-longer-than-the-room-that-there-is-for-it-here:1"};
+    static const char *const bad[] = {
+        "",
+        ":",
+        "localhost",
+        "localhost:",
+        ":8080",
+        "127.0.0.1:x",
+        "127.0.0.1:http",
+        "256.1.1.1:80",
+        "127.0.0.1:0:0x",
+        "no such host:1",
+        "a-host-name-that-is-much-longer-than-the-room-that-there-is-for-it-here:1"};
     struct srv_listener *refused = NULL;
     struct srv_err err;
 

@@ -40,8 +40,8 @@ struct ringer {
     pthread_t thread;
     struct rpc_bell *bell;
     atomic_int n_posted;
-    int n_seen;    /* L's */
-    sem_t seen;    /* L took the last post */
+    int n_seen; /* L's */
+    sem_t seen; /* L took the last post */
     int n_rings;
     bool is_patient; /* rings again only when the last one was seen */
     bool is_ok;

@@ -130,9 +130,18 @@ static void on_closed(struct rpc_call *call, bool is_cancelled)
 static const struct rpc_method methods[] = {
     {.path = "/t.S/Unary", .shape = RPC_UNARY, .message = on_unary, .closed = on_closed},
     {.path = "/t.S/Refuse", .shape = RPC_UNARY, .message = on_refusal, .closed = on_closed},
-    {.path = "/t.S/Many", .shape = RPC_SERVER_STREAM, .message = on_many, .drained = on_drained, .closed = on_closed},
-    {.path = "/t.S/Bidi", .shape = RPC_STREAM, .open = on_open, .message = on_stream_message,
-     .half_close = on_half_close, .drained = on_drained, .closed = on_closed},
+    {.path = "/t.S/Many",
+     .shape = RPC_SERVER_STREAM,
+     .message = on_many,
+     .drained = on_drained,
+     .closed = on_closed},
+    {.path = "/t.S/Bidi",
+     .shape = RPC_STREAM,
+     .open = on_open,
+     .message = on_stream_message,
+     .half_close = on_half_close,
+     .drained = on_drained,
+     .closed = on_closed},
 };
 
 /* ---- a client --------------------------------------------------------------------------------------- */
@@ -196,8 +205,9 @@ static void begin(struct client_call *c, const char *path)
     grpc_op status = {.op = GRPC_OP_RECV_STATUS_ON_CLIENT};
 
     memset(c, 0, sizeof(*c));
-    c->call = grpc_channel_create_call(channel, NULL, GRPC_PROPAGATE_DEFAULTS, cq, grpc_slice_from_copied_string(path),
-                                       NULL, gpr_inf_future(GPR_CLOCK_REALTIME), NULL);
+    c->call = grpc_channel_create_call(channel, NULL, GRPC_PROPAGATE_DEFAULTS, cq,
+                                       grpc_slice_from_copied_string(path), NULL,
+                                       gpr_inf_future(GPR_CLOCK_REALTIME), NULL);
     ck_assert_ptr_nonnull(c->call);
     grpc_metadata_array_init(&c->initial);
     grpc_metadata_array_init(&c->trailing);
@@ -252,7 +262,8 @@ static long receive(struct client_call *c, bool is_echo)
     all = grpc_byte_buffer_reader_readall(&reader);
     n = (long)GRPC_SLICE_LENGTH(all);
     for (long i = 0; i < n; i++)
-        KIT_EXPECT(GRPC_SLICE_START_PTR(all)[i] == (is_echo ? (uint8_t)(i * 7 + n) : 0x5a), "byte %ld of %ld", i, n);
+        KIT_EXPECT(GRPC_SLICE_START_PTR(all)[i] == (is_echo ? (uint8_t)(i * 7 + n) : 0x5a), "byte %ld of %ld",
+                   i, n);
     grpc_slice_unref(all);
     grpc_byte_buffer_reader_destroy(&reader);
     grpc_byte_buffer_destroy(c->received);
@@ -290,8 +301,9 @@ static bool has_text(const struct client_call *c, const char *text)
 static void connect_client(void)
 {
     grpc_channel_credentials *credentials = grpc_insecure_credentials_create();
-    grpc_arg args[2] = {{.type = GRPC_ARG_INTEGER, .key = (char *)(uintptr_t)GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH},
-                        {.type = GRPC_ARG_INTEGER, .key = (char *)(uintptr_t)GRPC_ARG_MAX_SEND_MESSAGE_LENGTH}};
+    grpc_arg args[2] = {
+        {.type = GRPC_ARG_INTEGER, .key = (char *)(uintptr_t)GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH},
+        {.type = GRPC_ARG_INTEGER, .key = (char *)(uintptr_t)GRPC_ARG_MAX_SEND_MESSAGE_LENGTH}};
     grpc_channel_args channel_args = {2, args};
     int fds[2];
 
@@ -507,7 +519,17 @@ END_TEST
 
 /* ---- ends ------------------------------------------------------------------------------------------------- */
 
-enum { AT_ONCE, AFTER_OPEN, WHILE_HELD, WHILE_QUEUED, AFTER_HALF_CLOSE, WITH_FINISH, BY_CONNECTION, UNARY_HELD, N_POINTS };
+enum {
+    AT_ONCE,
+    AFTER_OPEN,
+    WHILE_HELD,
+    WHILE_QUEUED,
+    AFTER_HALF_CLOSE,
+    WITH_FINISH,
+    BY_CONNECTION,
+    UNARY_HELD,
+    N_POINTS
+};
 
 START_TEST(cancelled_at_each_point)
 {
@@ -665,8 +687,8 @@ END_TEST
 /* What is not HTTP/2 costs the sender its connection and nobody else anything. */
 START_TEST(other_protocols_are_shown_out)
 {
-    static const char *const lines[] = {"GET / HTTP/1.1\r\n\r\n", "\x16\x03\x01\x02", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\xff\xff\xff\xff\xff\xff",
-                                        ""};
+    static const char *const lines[] = {"GET / HTTP/1.1\r\n\r\n", "\x16\x03\x01\x02",
+                                        "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\xff\xff\xff\xff\xff\xff", ""};
 
     kit_log_begin();
     for (size_t i = 0; i < sizeof(lines) / sizeof(lines[0]); i++) {
@@ -678,7 +700,8 @@ START_TEST(other_protocols_are_shown_out)
         rpc_add_fd(rpc, fds[0]);
         ck_assert_int_eq(write(fds[1], lines[i], strlen(lines[i])), (ssize_t)strlen(lines[i]));
         ck_assert_int_eq(shutdown(fds[1], SHUT_WR), 0);
-        STEP_UNTIL((n = read(fds[1], bytes, sizeof(bytes))) == 0); /* first what it has to say, then the end */
+        STEP_UNTIL((n = read(fds[1], bytes, sizeof(bytes)))
+                   == 0); /* first what it has to say, then the end */
         close(fds[1]);
     }
     kit_log_end();

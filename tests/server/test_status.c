@@ -54,10 +54,14 @@ START_TEST(contract_words)
         const char *reason;
         int grpc_code, scope;
     } rows[] = {
-        {DSA_E_NO_PAGES, "NO_PAGES", 8, 1},       {DSA_E_BAD_SHAPE, "BAD_SHAPE", 3, 1},
-        {DSA_E_NO_SESSION, "NO_SESSION", 16, 2},  {DSA_E_DEVICE_LOST, "DEVICE_LOST", 14, 3},
-        {DSA_E_DRAINING, "DRAINING", 14, 4},      {DSA_E_UNSUPPORTED, "UNSUPPORTED", 9, 1},
-        {DSA_E_CANCELLED, "CANCELLED", 1, 1},     {DSA_E_DEADLINE, "DEADLINE", 4, 1},
+        {DSA_E_NO_PAGES, "NO_PAGES", 8, 1},
+        {DSA_E_BAD_SHAPE, "BAD_SHAPE", 3, 1},
+        {DSA_E_NO_SESSION, "NO_SESSION", 16, 2},
+        {DSA_E_DEVICE_LOST, "DEVICE_LOST", 14, 3},
+        {DSA_E_DRAINING, "DRAINING", 14, 4},
+        {DSA_E_UNSUPPORTED, "UNSUPPORTED", 9, 1},
+        {DSA_E_CANCELLED, "CANCELLED", 1, 1},
+        {DSA_E_DEADLINE, "DEADLINE", 4, 1},
         {DSA_E_UNIMPLEMENTED, "UNIMPLEMENTED", 12, 1},
     };
 

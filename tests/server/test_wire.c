@@ -47,7 +47,7 @@ static size_t pack_request(uint8_t *out, size_t room)
     attend.indices = &indices;
     attend.softmax_scale_value_case = DSA__V1__ATTEND_OP__SOFTMAX_SCALE_VALUE_SOFTMAX_SCALE;
     attend.softmax_scale = 0.125f;
-    attend.phase = (char *)(uintptr_t)"decode";
+    attend.phase = (char *)(uintptr_t) "decode";
     request.session.data = token;
     request.session.len = 16;
     request.request_id = 77;
@@ -59,7 +59,8 @@ static size_t pack_request(uint8_t *out, size_t room)
     return dsa__v1__attend_request__pack(&request, out);
 }
 
-static dsa_status unpack(const uint8_t *bytes, size_t n, struct wire_arena **arena_p, Dsa__V1__AttendRequest **request_p)
+static dsa_status unpack(const uint8_t *bytes, size_t n, struct wire_arena **arena_p,
+                         Dsa__V1__AttendRequest **request_p)
 {
     ProtobufCMessage *message = NULL;
     struct srv_err err = {0};
@@ -142,7 +143,7 @@ static uint8_t *repeat_in_attend(const uint8_t *part, size_t n_part, size_t n, s
 
     ck_assert_ptr_nonnull(bytes);
     bytes[at++] = 3 << 3 | 2; /* AttendRequest.attend */
-    for (size_t rest = n_inner; ; rest >>= 7) {
+    for (size_t rest = n_inner;; rest >>= 7) {
         bytes[at++] = (uint8_t)((rest & 0x7f) | (rest > 0x7f ? 0x80 : 0));
         if (rest <= 0x7f)
             break;
@@ -214,12 +215,13 @@ START_TEST(hostile_encodings_are_refused)
         {{3 << 3 | 2, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f}, 10}, /* length past the end */
         {{3 << 3 | 2, 0xff, 0xff, 0xff, 0xff, 0x0f}, 6},                          /* 4 GiB */
         {{0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff}, 12}, /* tag without end */
-        {{2 << 3, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1}, 14}, /* number without end */
-        {{0, 0}, 2},                                                              /* field 0 */
-        {{9 << 3 | 3, 9 << 3 | 4}, 2},                                            /* a group */
-        {{3 << 3 | 6, 1}, 2},                                                     /* wire type 6 */
-        {{1 << 3 | 2}, 1},                                                        /* no length */
-        {{3 << 3 | 2, 2, 2 << 3 | 2, 5}, 4},                                      /* inner length past the outer */
+        {{2 << 3, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1},
+         14},                                /* number without end */
+        {{0, 0}, 2},                         /* field 0 */
+        {{9 << 3 | 3, 9 << 3 | 4}, 2},       /* a group */
+        {{3 << 3 | 6, 1}, 2},                /* wire type 6 */
+        {{1 << 3 | 2}, 1},                   /* no length */
+        {{3 << 3 | 2, 2, 2 << 3 | 2, 5}, 4}, /* inner length past the outer */
     };
 
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
@@ -271,7 +273,8 @@ START_TEST(arena_memory_is_zeroed_and_freed_together)
     for (size_t size = 0; size < 20000; size += 977) {
         uint8_t *at = wire_arena_get(arena, size);
 
-        KIT_EXPECT(at != NULL && (uintptr_t)at % _Alignof(max_align_t) == 0, "%zu bytes at %p", size, (void *)at);
+        KIT_EXPECT(at != NULL && (uintptr_t)at % _Alignof(max_align_t) == 0, "%zu bytes at %p", size,
+                   (void *)at);
         for (size_t i = 0; i < size; i++)
             KIT_EXPECT(at[i] == 0, "byte %zu of %zu", i, size);
         memset(at, 0xff, size);
@@ -338,14 +341,54 @@ static const struct tensor_row tensor_rows[] = {
     {"dense in a region", DSA_OK, "", F32, 3, {2, 4, 8}, 0, {0}, 0, REGION, false},
     {"dense, strides given", DSA_OK, "", F32, 3, {2, 4, 8}, 3, {128, 32, 4}, 0, REGION, true},
     {"ends where the region ends", DSA_OK, "", F32, 3, {2, 4, 8}, 0, {0}, REGION_BYTES - 256, REGION, false},
-    {"one element past it", DSA_E_BAD_RANGE, "t.region", F32, 3, {2, 4, 8}, 0, {0}, REGION_BYTES - 252, REGION, false},
-    {"starts past it", DSA_E_BAD_RANGE, "t.region", F32, 3, {1, 4, 8}, 0, {0}, REGION_BYTES + 4, REGION, false},
+    {"one element past it",
+     DSA_E_BAD_RANGE,
+     "t.region",
+     F32,
+     3,
+     {2, 4, 8},
+     0,
+     {0},
+     REGION_BYTES - 252,
+     REGION,
+     false},
+    {"starts past it",
+     DSA_E_BAD_RANGE,
+     "t.region",
+     F32,
+     3,
+     {1, 4, 8},
+     0,
+     {0},
+     REGION_BYTES + 4,
+     REGION,
+     false},
     {"offset that wraps", DSA_E_BAD_RANGE, "t.region", F32, 3, {1, 4, 8}, 0, {0}, MAX64 - 3, REGION, false},
     {"padded rows", DSA_OK, "", F32, 3, {2, 4, 8}, 3, {2048, 256, 4}, 0, REGION, false},
-    {"padded rows past the end", DSA_E_BAD_RANGE, "t.region", F32, 3, {3, 4, 8}, 3, {2048, 256, 4}, 0, REGION, false},
+    {"padded rows past the end",
+     DSA_E_BAD_RANGE,
+     "t.region",
+     F32,
+     3,
+     {3, 4, 8},
+     3,
+     {2048, 256, 4},
+     0,
+     REGION,
+     false},
     {"transposed outer axes", DSA_OK, "", F32, 3, {2, 4, 8}, 3, {32, 64, 4}, 0, REGION, false},
     {"misaligned offset", DSA_E_BAD_RANGE, "t.region.offset", F32, 3, {1, 4, 8}, 0, {0}, 2, REGION, false},
-    {"wrong dtype", DSA_E_BAD_SHAPE, "t.dtype", DSA__V1__DTYPE__DTYPE_BF16, 3, {1, 4, 8}, 0, {0}, 0, REGION, false},
+    {"wrong dtype",
+     DSA_E_BAD_SHAPE,
+     "t.dtype",
+     DSA__V1__DTYPE__DTYPE_BF16,
+     3,
+     {1, 4, 8},
+     0,
+     {0},
+     0,
+     REGION,
+     false},
     {"no dtype", DSA_E_BAD_SHAPE, "t.dtype", 0, 3, {1, 4, 8}, 0, {0}, 0, REGION, false},
     {"unknown dtype", DSA_E_BAD_SHAPE, "t.dtype", 77, 3, {1, 4, 8}, 0, {0}, 0, REGION, false},
     {"rank 0", DSA_E_BAD_SHAPE, "t.shape", F32, 0, {0}, 0, {0}, 0, REGION, false},
@@ -354,33 +397,191 @@ static const struct tensor_row tensor_rows[] = {
     {"zero extent", DSA_E_BAD_SHAPE, "t.shape[0]", F32, 3, {0, 4, 8}, 0, {0}, 0, REGION, false},
     {"zero inner extent", DSA_E_BAD_SHAPE, "t.shape[2]", F32, 3, {1, 4, 0}, 0, {0}, 0, REGION, false},
     {"wrong extent", DSA_E_BAD_SHAPE, "t.shape[1]", F32, 3, {1, 5, 8}, 0, {0}, 0, REGION, false},
-    {"product that wraps", DSA_E_BAD_SHAPE, "t.shape[0]", F32, 3, {MAX64 / 128 + 2, 4, 8}, 0, {0}, 0, REGION, false},
-    {"product beyond 63 bits", DSA_E_BAD_SHAPE, "t.shape[0]", F32, 3, {UINT64_C(1) << 56, 4, 8}, 0, {0}, 0, REGION,
+    {"product that wraps",
+     DSA_E_BAD_SHAPE,
+     "t.shape[0]",
+     F32,
+     3,
+     {MAX64 / 128 + 2, 4, 8},
+     0,
+     {0},
+     0,
+     REGION,
+     false},
+    {"product beyond 63 bits",
+     DSA_E_BAD_SHAPE,
+     "t.shape[0]",
+     F32,
+     3,
+     {UINT64_C(1) << 56, 4, 8},
+     0,
+     {0},
+     0,
+     REGION,
      false},
     {"largest extent", DSA_E_BAD_SHAPE, "t.shape[0]", F32, 3, {MAX64, 4, 8}, 0, {0}, 0, REGION, false},
-    {"stride that wraps", DSA_E_BAD_SHAPE, "t.shape[0]", F32, 3, {5, 4, 8}, 3, {MAXI - 3, 32, 4}, 0, REGION, false},
-    {"inner stride that wraps", DSA_E_BAD_SHAPE, "t.shape[1]", F32, 3, {1, 4, 8}, 3, {128, MAXI - 3, 4}, 0, REGION,
+    {"stride that wraps",
+     DSA_E_BAD_SHAPE,
+     "t.shape[0]",
+     F32,
+     3,
+     {5, 4, 8},
+     3,
+     {MAXI - 3, 32, 4},
+     0,
+     REGION,
+     false},
+    {"inner stride that wraps",
+     DSA_E_BAD_SHAPE,
+     "t.shape[1]",
+     F32,
+     3,
+     {1, 4, 8},
+     3,
+     {128, MAXI - 3, 4},
+     0,
+     REGION,
      false},
     {"huge stride of one row", DSA_OK, "", F32, 3, {1, 4, 8}, 3, {MAXI - 3, 32, 4}, 0, REGION, false},
-    {"zero stride", DSA_E_BAD_SHAPE, "t.strides_bytes[0]", F32, 3, {2, 4, 8}, 3, {0, 32, 4}, 0, REGION, false},
-    {"zero stride of one row", DSA_E_BAD_SHAPE, "t.strides_bytes[0]", F32, 3, {1, 4, 8}, 3, {0, 32, 4}, 0, REGION, false},
-    {"negative stride", DSA_E_BAD_SHAPE, "t.strides_bytes[1]", F32, 3, {2, 4, 8}, 3, {128, -32, 4}, 0, REGION, false},
-    {"smallest stride", DSA_E_BAD_SHAPE, "t.strides_bytes[0]", F32, 3, {2, 4, 8}, 3, {INT64_MIN, 32, 4}, 0, REGION, false},
-    {"stride off the element", DSA_E_BAD_SHAPE, "t.strides_bytes[0]", F32, 3, {2, 4, 8}, 3, {130, 32, 4}, 0, REGION, false},
-    {"inner stride not dense", DSA_E_BAD_SHAPE, "t.strides_bytes[2]", F32, 3, {2, 4, 8}, 3, {256, 64, 8}, 0, REGION, false},
-    {"inner two not dense", DSA_E_BAD_SHAPE, "t.strides_bytes[1]", F32, 3, {1, 4, 8}, 3, {256, 64, 4}, 0, REGION, true},
-    {"rows overlap", DSA_E_BAD_SHAPE, "t.strides_bytes[0]", F32, 3, {2, 4, 8}, 3, {124, 32, 4}, 0, REGION, false},
-    {"heads overlap", DSA_E_BAD_SHAPE, "t.strides_bytes[1]", F32, 3, {1, 4, 8}, 3, {256, 28, 4}, 0, REGION, false},
-    {"equal strides", DSA_E_BAD_SHAPE, "t.strides_bytes[1]", F32, 3, {2, 4, 8}, 3, {32, 32, 4}, 0, REGION, false},
+    {"zero stride",
+     DSA_E_BAD_SHAPE,
+     "t.strides_bytes[0]",
+     F32,
+     3,
+     {2, 4, 8},
+     3,
+     {0, 32, 4},
+     0,
+     REGION,
+     false},
+    {"zero stride of one row",
+     DSA_E_BAD_SHAPE,
+     "t.strides_bytes[0]",
+     F32,
+     3,
+     {1, 4, 8},
+     3,
+     {0, 32, 4},
+     0,
+     REGION,
+     false},
+    {"negative stride",
+     DSA_E_BAD_SHAPE,
+     "t.strides_bytes[1]",
+     F32,
+     3,
+     {2, 4, 8},
+     3,
+     {128, -32, 4},
+     0,
+     REGION,
+     false},
+    {"smallest stride",
+     DSA_E_BAD_SHAPE,
+     "t.strides_bytes[0]",
+     F32,
+     3,
+     {2, 4, 8},
+     3,
+     {INT64_MIN, 32, 4},
+     0,
+     REGION,
+     false},
+    {"stride off the element",
+     DSA_E_BAD_SHAPE,
+     "t.strides_bytes[0]",
+     F32,
+     3,
+     {2, 4, 8},
+     3,
+     {130, 32, 4},
+     0,
+     REGION,
+     false},
+    {"inner stride not dense",
+     DSA_E_BAD_SHAPE,
+     "t.strides_bytes[2]",
+     F32,
+     3,
+     {2, 4, 8},
+     3,
+     {256, 64, 8},
+     0,
+     REGION,
+     false},
+    {"inner two not dense",
+     DSA_E_BAD_SHAPE,
+     "t.strides_bytes[1]",
+     F32,
+     3,
+     {1, 4, 8},
+     3,
+     {256, 64, 4},
+     0,
+     REGION,
+     true},
+    {"rows overlap",
+     DSA_E_BAD_SHAPE,
+     "t.strides_bytes[0]",
+     F32,
+     3,
+     {2, 4, 8},
+     3,
+     {124, 32, 4},
+     0,
+     REGION,
+     false},
+    {"heads overlap",
+     DSA_E_BAD_SHAPE,
+     "t.strides_bytes[1]",
+     F32,
+     3,
+     {1, 4, 8},
+     3,
+     {256, 28, 4},
+     0,
+     REGION,
+     false},
+    {"equal strides",
+     DSA_E_BAD_SHAPE,
+     "t.strides_bytes[1]",
+     F32,
+     3,
+     {2, 4, 8},
+     3,
+     {32, 32, 4},
+     0,
+     REGION,
+     false},
     {"too few strides", DSA_E_BAD_SHAPE, "t.strides_bytes", F32, 3, {2, 4, 8}, 2, {32, 4}, 0, REGION, false},
-    {"too many strides", DSA_E_BAD_SHAPE, "t.strides_bytes", F32, 3, {2, 4, 8}, 4, {512, 128, 32, 4}, 0, REGION, false},
+    {"too many strides",
+     DSA_E_BAD_SHAPE,
+     "t.strides_bytes",
+     F32,
+     3,
+     {2, 4, 8},
+     4,
+     {512, 128, 32, 4},
+     0,
+     REGION,
+     false},
     {"inline", DSA_OK, "", F32, 3, {2, 4, 8}, 0, {0}, 0, 256, false},
     {"inline, as large as may be", DSA_OK, "", F32, 3, {8, 4, 8}, 0, {0}, 0, 1024, false},
     {"inline too large", DSA_E_TOO_LARGE, "t.inline", F32, 3, {9, 4, 8}, 0, {0}, 0, 1152, false},
     {"inline too short", DSA_E_BAD_SHAPE, "t.inline", F32, 3, {2, 4, 8}, 0, {0}, 0, 255, false},
     {"inline too long", DSA_E_BAD_SHAPE, "t.inline", F32, 3, {2, 4, 8}, 0, {0}, 0, 257, false},
     {"inline and empty", DSA_E_BAD_SHAPE, "t.inline", F32, 3, {2, 4, 8}, 0, {0}, 0, 0, false},
-    {"inline with strides", DSA_E_BAD_SHAPE, "t.strides_bytes", F32, 3, {2, 4, 8}, 3, {128, 32, 4}, 0, 256, false},
+    {"inline with strides",
+     DSA_E_BAD_SHAPE,
+     "t.strides_bytes",
+     F32,
+     3,
+     {2, 4, 8},
+     3,
+     {128, 32, 4},
+     0,
+     256,
+     false},
     {"no data", DSA_E_BAD_REQUEST, "t.data", F32, 3, {2, 4, 8}, 0, {0}, 0, NONE, false},
 };
 
@@ -473,7 +674,8 @@ START_TEST(region_must_be_the_sessions_own)
         in.session = rows[i].session;
         slice.region_id.data = (uint8_t *)(uintptr_t)rows[i].id;
         slice.region_id.len = rows[i].n_id;
-        ck_assert_msg(wire_tensor_get(&in, &tensor, &f32_rule, &out, &err) == DSA_E_NOT_FOUND, "%s", rows[i].what);
+        ck_assert_msg(wire_tensor_get(&in, &tensor, &f32_rule, &out, &err) == DSA_E_NOT_FOUND, "%s",
+                      rows[i].what);
         ck_assert_int_eq(strncmp(err.field, "t.region", 8), 0);
     }
 }
@@ -566,8 +768,9 @@ START_TEST(random_strides_never_overlap_or_leave)
             continue;
         }
         n_accepted++;
-        KIT_EXPECT(is_sound(&out), "accepted: [%d %d %d] strides %d %d %d at %d", (int)shape[0], (int)shape[1],
-                   (int)shape[2], (int)strides[0], (int)strides[1], (int)strides[2], (int)slice.offset);
+        KIT_EXPECT(is_sound(&out), "accepted: [%d %d %d] strides %d %d %d at %d", (int)shape[0],
+                   (int)shape[1], (int)shape[2], (int)strides[0], (int)strides[1], (int)strides[2],
+                   (int)slice.offset);
         srv_region_put(regions, out.region);
     }
     ck_assert_uint_gt(n_accepted, 100);
@@ -636,7 +839,8 @@ END_TEST
 
 int test_suites(Suite **suites_p, int max)
 {
-    TCase *unpacking = tcase_create("unpacking"), *tensors = tcase_create("tensors"), *answers = tcase_create("answers");
+    TCase *unpacking = tcase_create("unpacking"), *tensors = tcase_create("tensors"),
+          *answers = tcase_create("answers");
 
     (void)max;
     tcase_set_timeout(unpacking, 30);

@@ -47,8 +47,11 @@ static void mirror_open(struct mirror *m, const uint16_t *rows, uint32_t n)
     ck_assert_int_eq(dsk_stream_create(m->dev, &m->stream), DSK_OK);
     ck_assert_int_eq(dsk_mem_alloc(m->dev, (n + 64) * row_bytes(), &m->pool), DSK_OK);
     m->n_tokens = n;
-    m->kv = (struct dsk_kv_view){.base = m->pool, .page_pitch_bytes = (int64_t)(64 * row_bytes()), .n_slots = n,
-                                 .layout = wk.layout->id, .raw_scale = 1.0f};
+    m->kv = (struct dsk_kv_view){.base = m->pool,
+                                 .page_pitch_bytes = (int64_t)(64 * row_bytes()),
+                                 .n_slots = n,
+                                 .layout = wk.layout->id,
+                                 .raw_scale = 1.0f};
     for (uint32_t i = 0; i < n; i++)
         slots[i] = (int32_t)i;
     args.kv = m->kv;
@@ -68,7 +71,8 @@ static void mirror_close(struct mirror *m)
 /* The query's answer from the mirror must equal what the worker wrote, bit for bit. */
 static void mirror_compare(struct mirror *m, const struct wk_query *query)
 {
-    size_t n_out = (size_t)query->n_rows * query->h_q * (size_t)wk.layout->d_v, n_lse = query->n_rows * query->h_q;
+    size_t n_out = (size_t)query->n_rows * query->h_q * (size_t)wk.layout->d_v,
+           n_lse = query->n_rows * query->h_q;
     float *out = malloc(n_out * 4), *lse = malloc(n_lse * 4);
     struct dsk_attend_seg seg = {
         .q = (uint64_t)(uintptr_t)query->q,
@@ -86,8 +90,12 @@ static void mirror_compare(struct mirror *m, const struct wk_query *query)
         .space = DSK_SPACE_PHYSICAL,
         .softmax_scale = 0.05f,
     };
-    struct dsk_attend_args args = {.kv = m->kv, .segs = &seg, .n_segs = 1, .h_q = (int32_t)query->h_q,
-                                   .out_dtype = DSK_DTYPE_F32, .flags = DSK_ATTEND_BATCH_INVARIANT};
+    struct dsk_attend_args args = {.kv = m->kv,
+                                   .segs = &seg,
+                                   .n_segs = 1,
+                                   .h_q = (int32_t)query->h_q,
+                                   .out_dtype = DSK_DTYPE_F32,
+                                   .flags = DSK_ATTEND_BATCH_INVARIANT};
 
     ck_assert(out && lse);
     ck_assert_int_eq(dsk_attend(m->stream, &args, NULL), DSK_OK);
@@ -104,8 +112,15 @@ static void oracle_compare(const uint16_t *rows, uint32_t n, const struct wk_que
     size_t n_out = (size_t)query->n_rows * query->h_q * (size_t)layout->d_v;
     uint8_t *pool = calloc((n + 63) / 64 * 64, (size_t)layout->row_bytes);
     double *out = malloc(n_out * sizeof(*out)), *lse = malloc(query->n_rows * query->h_q * sizeof(*lse));
-    struct ref64_attend args = {.layout = layout, .pool = pool, .n_slots = n, .raw_scale = 1.0f, .q = query->q, .indices = query->indices,
-                                .n_rows = (int)query->n_rows, .topk = (int)query->topk, .h_q = (int)query->h_q,
+    struct ref64_attend args = {.layout = layout,
+                                .pool = pool,
+                                .n_slots = n,
+                                .raw_scale = 1.0f,
+                                .q = query->q,
+                                .indices = query->indices,
+                                .n_rows = (int)query->n_rows,
+                                .topk = (int)query->topk,
+                                .h_q = (int)query->h_q,
                                 .softmax_scale = 0.05f};
 
     ck_assert(pool && out && lse);
@@ -208,7 +223,8 @@ START_TEST(forks_share_pages_and_part_when_written)
     wk_append(&wk, a, rows, 100);
     b = wk_fork(&wk, a, 0);
     stats = wk_stats(&wk);
-    ck_assert_uint_eq(stats.pool.n_pages - stats.pool.n_free, 3); /* page 0 shared, a partly used last page each */
+    ck_assert_uint_eq(stats.pool.n_pages - stats.pool.n_free,
+                      3); /* page 0 shared, a partly used last page each */
     ck_assert_uint_eq(stats.pool.n_shared, 1);
     c = wk_fork(&wk, a, 64); /* a whole page: nothing to copy */
     stats = wk_stats(&wk);
@@ -276,15 +292,16 @@ START_TEST(exported_rows_can_be_imported)
     ck_assert_int_eq(memcmp(stored, again, 90 * row_bytes()), 0);
     wk_job(&j, SRV_OP_EXPORT);
     wk_access(&j, b, false);
-    j.job.u.export = (struct srv_job_export){.sequence = b, .as_bf16 = true, .first = 63, .n_tokens = 5,
-                                             .out = (uint8_t *)wide};
+    j.job.u.export = (struct srv_job_export){
+        .sequence = b, .as_bf16 = true, .first = 63, .n_tokens = 5, .out = (uint8_t *)wide};
     KIT_OK(wk_run(&wk, &j), &j.err);
     ck_assert_uint_eq(j.job.u.export.n_tokens, 5);
     ck_assert_uint_eq(j.job.u.export.layer_tokens, 90);
     for (int i = 0; i < 5; i++) {
         uint16_t expected[DSK_MAX_D_QK];
 
-        ref64_dequant_row_bf16(ref64_layout_get(wk.layout->id), 1.0f, stored + (size_t)(63 + i) * row_bytes(), expected);
+        ref64_dequant_row_bf16(ref64_layout_get(wk.layout->id), 1.0f, stored + (size_t)(63 + i) * row_bytes(),
+                               expected);
         ck_assert_int_eq(memcmp(wide + i * wk.layout->d_qk, expected, (size_t)wk.layout->d_qk * 2), 0);
     }
     free(rows);
@@ -306,7 +323,8 @@ START_TEST(export_past_the_end)
     for (uint64_t first = 9; first <= 11; first++) {
         wk_job(&j, SRV_OP_EXPORT);
         wk_access(&j, id, false);
-        j.job.u.export = (struct srv_job_export){.sequence = id, .first = first, .n_tokens = 20, .out = stored};
+        j.job.u.export =
+            (struct srv_job_export){.sequence = id, .first = first, .n_tokens = 20, .out = stored};
         ck_assert_int_eq(wk_run(&wk, &j), first <= 10 ? DSA_OK : DSA_E_BAD_RANGE);
         if (first <= 10)
             ck_assert_uint_eq(j.job.u.export.n_tokens, 10 - first);
@@ -322,7 +340,7 @@ START_TEST(nonfinite_values_are_counted_or_refused)
     uint64_t id = wk_create(&wk);
     struct wk_job j;
 
-    rows[3] = 0x7fc0;                                /* NaN */
+    rows[3] = 0x7fc0;                                 /* NaN */
     rows[2 * (size_t)wk.layout->d_qk + 100] = 0x7f80; /* infinity */
     wk_append_job(&wk, &j, id, 0, 1, rows, 8);
     j.job.u.append.strict = true;
@@ -337,8 +355,8 @@ END_TEST
 
 START_TEST(foreign_sequences_do_not_exist)
 {
-    static const enum srv_op ops[] = {SRV_OP_GET, SRV_OP_FORK, SRV_OP_TRUNCATE, SRV_OP_RELEASE, SRV_OP_APPEND,
-                                      SRV_OP_EXPORT};
+    static const enum srv_op ops[] = {SRV_OP_GET,     SRV_OP_FORK,   SRV_OP_TRUNCATE,
+                                      SRV_OP_RELEASE, SRV_OP_APPEND, SRV_OP_EXPORT};
     uint16_t *rows = wk_rows(&wk, 4);
     uint64_t id = wk_create(&wk);
     uint8_t byte[8];
@@ -372,7 +390,8 @@ START_TEST(get_lists_layers_and_pages)
     KIT_OK(wk_run(&wk, &j), &j.err);
     wk_job(&j, SRV_OP_GET);
     wk_access(&j, id, false);
-    j.job.u.sequence = (struct srv_job_sequence){.id = id, .layer_tokens = layer_tokens, .pages = pages, .max_pages = 1};
+    j.job.u.sequence =
+        (struct srv_job_sequence){.id = id, .layer_tokens = layer_tokens, .pages = pages, .max_pages = 1};
     KIT_OK(wk_run(&wk, &j), &j.err);
     ck_assert_uint_eq(layer_tokens[0], 100);
     ck_assert_uint_eq(layer_tokens[1], 0);

@@ -211,8 +211,8 @@ struct srv_job_stats wk_stats(struct wk *wk)
     return j.job.u.stats;
 }
 
-void wk_append_job(struct wk *wk, struct wk_job *j, uint64_t id, uint32_t layer, uint32_t n_layers, const uint16_t *rows,
-                   uint32_t n)
+void wk_append_job(struct wk *wk, struct wk_job *j, uint64_t id, uint32_t layer, uint32_t n_layers,
+                   const uint16_t *rows, uint32_t n)
 {
     int64_t row_bytes = (int64_t)wk->layout->d_qk * 2;
 
@@ -277,7 +277,8 @@ uint16_t *wk_rows(struct wk *wk, uint32_t n)
     return random_bf16((size_t)n * (size_t)wk->layout->d_qk);
 }
 
-void wk_query_make(struct wk *wk, struct wk_query *query, uint32_t n_rows, uint32_t h_q, uint32_t topk, uint32_t n_tokens)
+void wk_query_make(struct wk *wk, struct wk_query *query, uint32_t n_rows, uint32_t h_q, uint32_t topk,
+                   uint32_t n_tokens)
 {
     size_t n_out = (size_t)n_rows * h_q * (size_t)wk->layout->d_v;
 
@@ -338,5 +339,6 @@ void wk_attend_job(struct wk_job *j, struct wk *wk, uint64_t id, uint32_t layer,
     j->job.node.n_rows = query->n_rows;
     j->job.node.key = (struct srv_batch_key){layer, query->h_q, DSK_DTYPE_F32, DSK_ATTEND_BATCH_INVARIANT};
     j->job.n_pieces = (query->n_rows + wk->config.chunk_rows - 1) / wk->config.chunk_rows;
-    KIT_EXPECT(j->job.n_pieces <= sizeof(j->pieces) / sizeof(j->pieces[0]), "too many pieces for a test's job");
+    KIT_EXPECT(j->job.n_pieces <= sizeof(j->pieces) / sizeof(j->pieces[0]),
+               "too many pieces for a test's job");
 }

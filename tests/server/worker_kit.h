@@ -14,7 +14,7 @@ struct wk {
     struct srv_worker *worker;
     struct srv_worker_config config;
     const struct dsk_layout *layout;
-    sem_t woken;          /* W called wake */
+    sem_t woken; /* W called wake */
     atomic_int n_wakes;
     pthread_t last_waker; /* read after `woken` was taken */
     /* W stops inside wake until the gate opens */
@@ -39,7 +39,7 @@ struct wk_job {
     unsigned n_got;     /* pieces taken */
     bool is_done;
     uint32_t rows_got;
-    unsigned order;     /* how many jobs were done before this one */
+    unsigned order; /* how many jobs were done before this one */
 };
 
 void wk_job(struct wk_job *j, enum srv_op op);
@@ -47,7 +47,7 @@ void wk_access(struct wk_job *j, uint64_t sequence, bool is_write);
 void wk_submit(struct wk *wk, struct wk_job *j); /* no kick */
 /* Waits for the next piece as L does: looks, says that it sleeps, looks again, sleeps. */
 struct srv_piece *wk_next(struct wk *wk);
-void wk_finish(struct wk *wk, struct wk_job *j); /* takes pieces until j is done */
+void wk_finish(struct wk *wk, struct wk_job *j);    /* takes pieces until j is done */
 dsa_status wk_run(struct wk *wk, struct wk_job *j); /* submit, kick, finish */
 
 /* The common ones, run to their end. They fail the test unless the status is DSA_OK. */
@@ -59,9 +59,10 @@ uint64_t wk_n_tokens(struct wk *wk, uint64_t id);
 struct srv_job_stats wk_stats(struct wk *wk);
 
 /* Jobs ready to submit. rows: bf16 [n, d_qk], dense, for `n_layers` layers one after the other. */
-void wk_append_job(struct wk *wk, struct wk_job *j, uint64_t id, uint32_t layer, uint32_t n_layers, const uint16_t *rows,
-                   uint32_t n);
-void wk_append(struct wk *wk, uint64_t id, const uint16_t *rows, uint32_t n); /* the same rows in every layer */
+void wk_append_job(struct wk *wk, struct wk_job *j, uint64_t id, uint32_t layer, uint32_t n_layers,
+                   const uint16_t *rows, uint32_t n);
+void wk_append(struct wk *wk, uint64_t id, const uint16_t *rows,
+               uint32_t n); /* the same rows in every layer */
 /* The stored rows of a layer; returns how many. */
 uint32_t wk_export(struct wk *wk, uint64_t id, uint32_t layer, uint8_t *rows, uint32_t max);
 
@@ -73,7 +74,8 @@ struct wk_query {
     float *out, *lse; /* f32 [n_rows, h_q, d_v], [n_rows, h_q] */
 };
 /* Random, indices within [0, n_tokens) with some -1. Free with wk_query_free. */
-void wk_query_make(struct wk *wk, struct wk_query *query, uint32_t n_rows, uint32_t h_q, uint32_t topk, uint32_t n_tokens);
+void wk_query_make(struct wk *wk, struct wk_query *query, uint32_t n_rows, uint32_t h_q, uint32_t topk,
+                   uint32_t n_tokens);
 void wk_query_free(struct wk_query *query);
 void wk_attend_job(struct wk_job *j, struct wk *wk, uint64_t id, uint32_t layer, struct wk_query *query);
 
