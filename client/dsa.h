@@ -182,7 +182,9 @@ struct dsa_rule_row {
     enum dsa_layout *layouts;
     enum dsa_dtype *q_dtypes;
     char **phases, **host_tiers;
-    uint32_t d_qk, min_heads, max_heads, max_context_parallel;
+    uint32_t d_qk, min_heads, max_heads, min_context_parallel, max_context_parallel;
+    bool accepts;             /* false: what the row matches is refused */
+    bool when_layouts_differ; /* matches only a start-up whose prefill and decode layouts differ */
 };
 
 struct dsa_capabilities {

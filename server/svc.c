@@ -401,8 +401,8 @@ static dsa_status create_tables(struct svc *svc, struct srv_err *err)
     dsa_status rc = srv_sessions_create(&sessions, &svc->sessions);
 
     if (rc == DSA_OK)
-        rc = srv_regions_create((uint32_t)config->max_regions, MAX_MAPPED_BYTES, svc_region_release,
-                                svc, &svc->regions);
+        rc = srv_regions_create((uint32_t)config->max_regions, MAX_MAPPED_BYTES, svc_region_release, svc,
+                                &svc->regions);
     return rc == DSA_OK ? DSA_OK : srv_fail(err, rc, "service", "%s", "", "%s", srv_status_text(rc));
 }
 

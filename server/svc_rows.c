@@ -399,7 +399,8 @@ static dsa_status make_export(struct rpc_call *call, const Dsa__V1__ExportRowsRe
     if (message->sequence_id == 0)
         return srv_fail(err, DSA_E_NOT_FOUND, "sequence_id", "%d", 0, "no such sequence in this session");
     if (message->n_tokens >= UINT64_MAX - message->first)
-        return srv_fail(err, DSA_E_BAD_RANGE, "n_tokens", "%" PRIu64, message->n_tokens, "first + n_tokens wraps");
+        return srv_fail(err, DSA_E_BAD_RANGE, "n_tokens", "%" PRIu64, message->n_tokens,
+                        "first + n_tokens wraps");
     if ((rc = check_layers(svc, message->layer, 1, err)) != DSA_OK)
         return rc;
     export = calloc(1, sizeof(*export));
@@ -415,7 +416,8 @@ static dsa_status make_export(struct rpc_call *call, const Dsa__V1__ExportRowsRe
     export->next = message->first;
     export->end = message->n_tokens == 0 ? UINT64_MAX : message->first + message->n_tokens;
     /* At least a row: the smallest message that can be configured holds many. */
-    export->chunk_tokens = (uint32_t)(room < EXPORT_CHUNK_BYTES ? room : EXPORT_CHUNK_BYTES) / export->row_bytes;
+    export->chunk_tokens =
+        (uint32_t)(room < EXPORT_CHUNK_BYTES ? room : EXPORT_CHUNK_BYTES) / export->row_bytes;
     *export_p = export;
     return DSA_OK;
 }

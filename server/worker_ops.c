@@ -228,7 +228,8 @@ static dsa_status run_export(struct worker_state *w, struct srv_job *job, struct
                         "the layer has %" PRIu64 " tokens", export->layer_tokens);
     if (export->end != UINT64_MAX && export->end > export->layer_tokens)
         return srv_fail(err, DSA_E_BAD_RANGE, "n_tokens", "%" PRIu64, export->end - export->first,
-                        "the layer has %" PRIu64 " tokens from there on", export->layer_tokens - export->first);
+                        "the layer has %" PRIu64 " tokens from there on",
+                        export->layer_tokens - export->first);
     if (export->n_tokens > export->layer_tokens - export->first)
         export->n_tokens = (uint32_t)(export->layer_tokens - export->first);
     if (export->n_tokens == 0)

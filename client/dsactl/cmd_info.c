@@ -126,11 +126,16 @@ static void print_limits(const struct dsa_limits *limits)
 
 static void print_rule(const struct dsa_rule_row *rule)
 {
-    printf("  %-18s %-5s", rule->name, rule->device_kind[0] ? rule->device_kind : "any");
+    printf("  %-7s %-24s %-4s", rule->accepts ? "serves" : "refuses", rule->name,
+           rule->device_kind[0] ? rule->device_kind : "any");
     if (rule->max_heads)
         printf(" heads %u-%u", rule->min_heads, rule->max_heads);
     if (rule->d_qk)
         printf(" d_qk %u", rule->d_qk);
+    if (rule->min_context_parallel > 1)
+        printf(" context-parallel >= %u", rule->min_context_parallel);
+    if (rule->when_layouts_differ)
+        printf(" prefill layout != decode layout");
     if (rule->max_context_parallel)
         printf(" context-parallel <= %u", rule->max_context_parallel);
     for (uint32_t i = 0; i < rule->n_layouts; i++)
@@ -149,7 +154,7 @@ static void print_text(const struct dsa_capabilities *caps, const struct dsa_sta
     print_server(caps, target);
     print_pools(caps, stats);
     print_limits(&caps->limits);
-    printf("support rules (served when one matches)\n");
+    printf("support rules (served when a row that serves matches and none that refuses does)\n");
     for (uint32_t i = 0; i < caps->n_rules; i++)
         print_rule(&caps->rules[i]);
     printf("counts since start, %.0f s ago\n", (double)stats->uptime_us / 1e6);
@@ -196,6 +201,9 @@ static json_t *json_rule(const struct dsa_rule_row *rule)
     json_object_set_new(object, "min_heads", json_u64(rule->min_heads));
     json_object_set_new(object, "max_heads", json_u64(rule->max_heads));
     json_object_set_new(object, "phases", json_names(rule->n_phases, rule->phases));
+    json_object_set_new(object, "accepts", json_boolean(rule->accepts));
+    json_object_set_new(object, "when_layouts_differ", json_boolean(rule->when_layouts_differ));
+    json_object_set_new(object, "min_context_parallel", json_u64(rule->min_context_parallel));
     json_object_set_new(object, "max_context_parallel", json_u64(rule->max_context_parallel));
     json_object_set_new(object, "host_tiers", json_names(rule->n_host_tiers, rule->host_tiers));
     json_object_set_new(object, "reason", json_string(rule->reason));

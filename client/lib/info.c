@@ -118,7 +118,10 @@ static void copy_rule(const Dsa__V1__SupportRule *from, struct dsa_rule_row *to,
     to->d_qk = from->d_qk;
     to->min_heads = from->min_heads;
     to->max_heads = from->max_heads;
+    to->min_context_parallel = from->min_context_parallel;
     to->max_context_parallel = from->max_context_parallel;
+    to->accepts = from->accept;
+    to->when_layouts_differ = from->when_layouts_differ;
 }
 
 dsa_status dsa__capabilities_from_wire(const Dsa__V1__Capabilities *wire, struct dsa_capabilities *caps_p,
