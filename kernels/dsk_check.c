@@ -10,17 +10,21 @@
 #define N_THREADS_MAX 1024
 #define N_SLOTS_MAX   ((int64_t)1 << 31) /* slots are int32 */
 
-/* Where a field sits: "" or "segs[3]." in front of its name. */
+/* Where a field sits: in the arguments themselves, or in a segment ("segs[3]." goes in front of its name). */
+#define NO_SEG (-1)
 struct where {
     struct dsk_err *err;
-    const char *prefix;
+    int32_t i_seg;
 };
 
 static dsk_status bad(const struct where *at, const char *field, long long value, const char *rule)
 {
     char name[sizeof(((struct dsk_err *)0)->field)];
 
-    snprintf(name, sizeof(name), "%s%s", at->prefix, field);
+    if (at->i_seg == NO_SEG)
+        snprintf(name, sizeof(name), "%s", field);
+    else
+        snprintf(name, sizeof(name), "segs[%d].%s", (int)at->i_seg, field);
     return dsk_fail(at->err, DSK_E_BAD_ARGUMENT, name, value, "%s", rule);
 }
 
@@ -144,7 +148,7 @@ static dsk_status check_view(const struct where *at, const struct dsk_kv_view *k
 
 dsk_status dsk_check_config(const struct dsk_device_config *config, struct dsk_err *err)
 {
-    const struct where at = {err, ""};
+    const struct where at = {err, NO_SEG};
     dsk_status status;
 
     if (config == NULL)
@@ -175,7 +179,7 @@ static dsk_status check_slots(const struct dsk_append_args *args, struct dsk_err
 
 dsk_status dsk_check_append(const struct dsk_append_args *args, struct dsk_err *err)
 {
-    const struct where at = {err, ""};
+    const struct where at = {err, NO_SEG};
     dsk_status status;
 
     if (args == NULL)
@@ -204,7 +208,7 @@ dsk_status dsk_check_append(const struct dsk_append_args *args, struct dsk_err *
 
 dsk_status dsk_check_read(const struct dsk_read_args *args, struct dsk_err *err)
 {
-    const struct where at = {err, ""};
+    const struct where at = {err, NO_SEG};
     dsk_status status;
 
     if (args == NULL)
@@ -237,7 +241,7 @@ dsk_status dsk_check_read(const struct dsk_read_args *args, struct dsk_err *err)
 
 dsk_status dsk_check_gather(const struct dsk_gather_args *args, struct dsk_err *err)
 {
-    const struct where at = {err, ""};
+    const struct where at = {err, NO_SEG};
     dsk_status status;
 
     if (args == NULL)
@@ -282,7 +286,7 @@ dsk_status dsk_check_gather(const struct dsk_gather_args *args, struct dsk_err *
 
 dsk_status dsk_check_map(const struct dsk_map_args *args, struct dsk_err *err)
 {
-    const struct where at = {err, ""};
+    const struct where at = {err, NO_SEG};
     dsk_status status;
 
     if (args == NULL)
@@ -415,7 +419,7 @@ static dsk_status check_seg(const struct where *at, const struct dsk_attend_args
 
 dsk_status dsk_check_attend(const struct dsk_attend_args *args, struct dsk_err *err)
 {
-    const struct where at = {err, ""};
+    const struct where at = {err, NO_SEG};
     dsk_status status;
 
     if (args == NULL)
@@ -429,10 +433,8 @@ dsk_status dsk_check_attend(const struct dsk_attend_args *args, struct dsk_err *
     if (args->segs == NULL && args->n_segs > 0)
         return bad(&at, "segs", 0, "must not be null");
     for (int32_t i = 0; i < args->n_segs; i++) {
-        char prefix[24];
-        const struct where in_seg = {err, prefix};
+        const struct where in_seg = {err, i};
 
-        snprintf(prefix, sizeof(prefix), "segs[%d].", (int)i);
         if ((status = check_seg(&in_seg, args, &args->segs[i])) != DSK_OK)
             return status;
     }
@@ -453,7 +455,7 @@ static dsk_status check_dense(const struct where *at, const char *field, uint64_
 
 dsk_status dsk_check_merge(const struct dsk_merge_args *args, struct dsk_err *err)
 {
-    const struct where at = {err, ""};
+    const struct where at = {err, NO_SEG};
     dsk_status status;
 
     if (args == NULL)
@@ -486,7 +488,7 @@ dsk_status dsk_check_merge(const struct dsk_merge_args *args, struct dsk_err *er
 
 dsk_status dsk_check_copy_rows(const struct dsk_copy_rows_args *args, struct dsk_err *err)
 {
-    const struct where at = {err, ""};
+    const struct where at = {err, NO_SEG};
     dsk_status status;
 
     if (args == NULL)
@@ -512,7 +514,7 @@ dsk_status dsk_check_copy_rows(const struct dsk_copy_rows_args *args, struct dsk
 
 dsk_status dsk_check_shape(const struct dsk_attend_shape *shape, struct dsk_err *err)
 {
-    const struct where at = {err, ""};
+    const struct where at = {err, NO_SEG};
     dsk_status status;
 
     if (shape == NULL)

@@ -502,7 +502,8 @@ static dsa_status list_accesses(struct svc_request *request, uint32_t *n_accesse
             list[n++].sequence = attend->segments[i].sequence;
     if (attend->append.sequence != 0)
         list[n++].sequence = attend->append.sequence;
-    qsort(list, n, sizeof(*list), compare_ids);
+    if (n > 1)
+        qsort(list, n, sizeof(*list), compare_ids);
     for (uint32_t i = 0; i < n; i++)
         if (n_unique == 0 || list[n_unique - 1].sequence != list[i].sequence)
             list[n_unique++] =

@@ -859,8 +859,8 @@ class Server:
             rows, q = random_rows(rng, 70, layout), random_q(rng, 2, 3, layout)
             indices = random_indices(rng, 2, 40, 70)
             sequence = s.create()
-            for part in range(0, 70, 35):  # below the smallest message limit of any test
-                s.append(sequence, rows[part:part + 35])
+            for part in range(0, 70, 14):  # below the smallest limits of any test
+                s.append(sequence, rows[part:part + 14])
             stream = AttendStream(s, layout)
             result = stream.attend(sequence, q, indices, want_lse=True)
             kv = s.export(sequence, dtype=pb.DTYPE_BF16, layout=layout)

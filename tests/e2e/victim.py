@@ -66,13 +66,15 @@ def do_fork_loop(s, rng):
 def do_attend_flight(s, rng):
     """A hundred requests in flight, reading and writing a region."""
     if not hasattr(s, "area"):
-        s.area = s.region(4 << 20)
+        s.out_bytes = 8 * 16 * 512 * 2
+        s.area = s.region((2 << 20) + 100 * s.out_bytes)
         s.q = s.area.put(random_q(rng, 8, 16))
         s.i = s.area.put(random_indices(rng, 8, 512, 200), 1 << 20)
         s.root = filled(s, rng)
-    ids = [s.attend([(s.root, 8)], s.q, s.i, wait=False, out=pb.Output(region=s.area.slice(2 << 20))) for _ in range(100)]
+    ids = [s.attend([(s.root, 8)], s.q, s.i, wait=False,
+                    out=pb.Output(region=s.area.slice((2 << 20) + n * s.out_bytes))) for n in range(100)]
     if not getattr(s, "begun", False):
-        s.begun = True  # answered later, or never
+        s.begun = True  # the killer comes while they run
         return
     for request_id in ids:
         s.stream.wait(request_id)
