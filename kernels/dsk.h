@@ -7,7 +7,7 @@
  * Threads: a device, its streams and its memory belong to one thread at a time; two devices may be used
  * from two threads. Nothing here keeps global state but the log callback.
  * Memory: a device address is a uint64_t. On the CPU device it is a host pointer. Operations allocate
- * nothing; all scratch memory is taken at dsk_device_open.
+ * nothing; all scratch memory is taken at dsk_device_open, and on GPUs at dsk_stream_create (70 MiB each).
  * Order: operations on one stream run in the order issued. The CPU device runs each operation to its end before
  * it returns, so its streams are always idle and its events always done.
  * Errors: 0 or a negative dsk_status. On failure nothing was launched and no output byte was written,
@@ -103,6 +103,10 @@ float dsk_bf16_to_f32(uint16_t bits);
 #define DSK_ISA_AVX2    2 /* AVX2 + FMA + F16C */
 #define DSK_ISA_AVX512  3 /* AVX-512 F, BW, DQ, VL */
 
+/* Flags of a GPU. Results stay within the same tolerances; they are for tests and for finding faults. */
+#define DSK_DEVICE_PORTABLE  1u /* only kernels that run on every architecture */
+#define DSK_DEVICE_NO_GRAPHS 2u /* launch directly instead of replaying recorded launches; same bits */
+
 struct dsk_device;
 struct dsk_stream;
 struct dsk_event;
@@ -112,6 +116,7 @@ struct dsk_device_config {
     int32_t ordinal;   /* which of its kind, from 0 */
     int32_t n_threads; /* CPU: threads that compute, the caller's included; 0 = all the process may run on */
     int32_t isa;       /* CPU: DSK_ISA_*; an instruction set that the processor lacks is refused */
+    uint32_t flags;    /* GPUs: DSK_DEVICE_PORTABLE, DSK_DEVICE_NO_GRAPHS; the CPU ignores them */
 };
 
 struct dsk_device_info {

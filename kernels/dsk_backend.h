@@ -49,6 +49,8 @@ struct dsk_event {
 
 dsk_status dsk_cpu_open(const struct dsk_device_config *config, struct dsk_device **dev_p,
                         struct dsk_err *err);
+dsk_status dsk_gpu_open(const struct dsk_device_config *config, struct dsk_device **dev_p,
+                        struct dsk_err *err);
 
 /* Fill err (NULL is fine) and return status, so that a check reads `return dsk_fail(err, ...)`. */
 __attribute__((format(printf, 5, 6))) dsk_status

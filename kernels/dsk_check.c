@@ -159,6 +159,8 @@ dsk_status dsk_check_config(const struct dsk_device_config *config, struct dsk_e
         return status;
     if ((status = check_range(&at, "n_threads", config->n_threads, 0, N_THREADS_MAX)) != DSK_OK)
         return status;
+    if ((status = check_flags(&at, config->flags, DSK_DEVICE_PORTABLE | DSK_DEVICE_NO_GRAPHS)) != DSK_OK)
+        return status;
     return check_range(&at, "isa", config->isa, DSK_ISA_AUTO, DSK_ISA_AVX512);
 }
 

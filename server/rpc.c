@@ -755,10 +755,5 @@ void rpc_init(void)
 
 void rpc_fini(void)
 {
-#if defined(DSA_SANITIZE_address) || defined(DSA_SANITIZE_thread)
-    grpc_shutdown_blocking(); /* leaves nothing behind for a sanitizer to find */
-#else
-    /* The blocking form joins gRPC's backup poller, which may sit in a wait of ten seconds. */
-    grpc_shutdown();
-#endif
+    grpc_shutdown_blocking();
 }

@@ -108,7 +108,7 @@ size_t rpc_queued_bytes(const struct rpc_call *call);
 /* gRPC's own log lines go to the server's log, and its lock-order detector is set as production wants. Once, before
  * rpc_create and before any thread is started. [main] */
 void rpc_init(void);
-/* Does not wait for gRPC's own threads, so the process is to end with _exit after this. [main] */
+/* Waits for gRPC's own threads, one of which may sit in a wait of ten seconds when a write to a client has blocked. [main] */
 void rpc_fini(void);
 
 #endif /* SERVER_RPC_H */

@@ -31,6 +31,7 @@ extern "C" {
 #define ATTEND_SM90_MAX_SPLITS    64
 #define ATTEND_SM90_MAX_GROUPS    4
 #define ATTEND_SM90_MAX_SHARED    232448u /* what one block may have on sm_90 */
+#define ATTEND_SM90_BATCH_INVARIANT 1u      /* value of DSK_ATTEND_BATCH_INVARIANT */
 
 /* What a split says about its partial output besides the log-sum: 32 bytes. */
 struct attend_sm90_side {

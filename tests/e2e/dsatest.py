@@ -716,6 +716,11 @@ class AttendStream:
         request_id = self.send(append=pb.AppendOp(sequence_id=sequence, layer=layer, rows=tensor, **fields))
         return self.wait(request_id) if wait else request_id
 
+    def wait_until_read(self):
+        """Returns when the server has taken everything sent so far: a request that it refuses at once comes last."""
+        marker = self.send(append=pb.AppendOp())
+        expect_refusal(lambda: self.wait(marker), "NOT_FOUND")
+
     def cancel_request(self, target):
         self.send(cancel=pb.CancelOp(target_request_id=target))
 
@@ -761,7 +766,7 @@ class Server:
     """A dsad on a unix socket in a temporary folder. `flags` replace the defaults by name."""
     DEFAULTS = {"layers": "1", "pool-pages": "256", "cpu-threads": "2", "max-lease": "600s"}
 
-    def __init__(self, env, folder=None, nofile=None, **flags):
+    def __init__(self, env, folder=None, nofile=None, wrapper=(), **flags):
         self.env = env
         self.folder = folder or tempfile.mkdtemp(prefix="dsa-e2e-")
         self.path = os.path.join(self.folder, "d.sock")
@@ -769,7 +774,7 @@ class Server:
         self.expected_errors = []
         options = {"listen": "unix:" + self.path, **self.DEFAULTS}
         options.update({k.replace("_", "-"): str(v) for k, v in flags.items()})
-        command = [env.dsad] + [x for k, v in options.items() for x in ("--" + k, v)]
+        command = [*wrapper, env.dsad] + [x for k, v in options.items() for x in ("--" + k, v)]
         command = [x for x in command if x != "true"] if "true" in command else command
         self.log = open(self.log_path, "wb")
 
@@ -997,7 +1002,9 @@ def main():
             frames = traceback.extract_tb(error.__traceback__)
             print("".join("    %s:%d %s\n" % (os.path.basename(f.filename), f.lineno, f.line) for f in frames[-5:]), end="")
             for server in list(env.servers):
-                print("    dsad[%s]: %s" % (server.process.poll(), server.text()[-600:].replace("\n", "\n    ")))
+                code = server.process.poll()
+                tail = server.text()[-600 if code in (None, 0) else -6000:]
+                print("    dsad[%s]: %s" % (code, tail.replace("\n", "\n    ")))
             for server in list(env.servers):  # the next test gets a fresh one
                 env.forget(server)
             env.shared = None

@@ -514,6 +514,35 @@ def long_prefill_comes_in_pieces(server, rng):
         check_attend(result, *attend_reference(MAIN, big, kv, wide, 0.05), "a long reply, inline")
 
 
+def uneven_pieces(server, rng):
+    """However launches and pieces are cut, every row is answered once."""
+    with server.session() as s:
+        sequence = s.create()
+        s.append(sequence, random_rows(rng, 128))
+        kv = s.export(sequence, dtype=pb.DTYPE_BF16)
+        asked = []
+        for rows in (1, 2, 3, 7, 8, 9, 64, 65, 130):
+            q, indices = random_q(rng, rows, 4), random_indices(rng, rows, 20, 128)
+            asked.append((q, indices, s.attend(sequence, q, indices, want_lse=True, wait=False)))
+        for q, indices, request in asked:
+            check_attend(s.stream.wait(request), *attend_reference(MAIN, q, kv, indices, 0.05), "%d rows" % len(q))
+
+
+@test(**{"batch-rows": 1})
+def batches_smaller_than_chunks(server, rng):
+    uneven_pieces(server, rng)
+
+
+@test(**{"batch-rows": 7, "chunk-rows": 3})
+def batches_and_chunks_that_do_not_divide(server, rng):
+    uneven_pieces(server, rng)
+
+
+@test(**{"batch-rows": 8, "chunk-rows": 65536})
+def chunks_larger_than_requests(server, rng):
+    uneven_pieces(server, rng)
+
+
 @test(**{"max-message-bytes": 65536, "max-inline-bytes": "64KiB"})
 def one_row_larger_than_a_message_is_refused(server, rng):
     """128 heads of fp32 need 256 KiB a row: no reply of this server can carry one."""
@@ -984,6 +1013,114 @@ def append_position_is_checked(server, rng):
             expect_refusal(lambda: s.stream.append(a, rows, position=position), ("BAD_RANGE", "FAILED_PRECONDITION"),
                            "append.position", position)
         equal(s.get(a).n_tokens, 10, "tokens")
+
+
+@test(layers=3)
+def layers_of_different_length(server, rng):
+    """Several layers in one append must begin at one position: refused or done right for each, never mixed up."""
+    with server.session() as s:
+        sequence = s.create()
+        first, second = random_rows(rng, 70), random_rows(rng, 10)
+        s.append(sequence, first)
+        both = np.stack([random_rows(rng, 5), random_rows(rng, 5)])
+        expected = [first, np.zeros((0, 576), np.uint16)]
+        try:
+            s.append(sequence, inline(both), n_layers=2)
+            expected = [np.concatenate([first, both[0]]), both[1]]
+        except grpc.RpcError as error:
+            truth(refused_from(error).status.reason in ("FAILED_PRECONDITION", "BAD_REQUEST", "BAD_RANGE"), "%s" % error.details())
+        equal(list(s.get(sequence).layer_tokens), [len(expected[0]), len(expected[1]), 0], "layer lengths")
+        s.append(sequence, second, layer=1)
+        expected[1] = np.concatenate([expected[1], second])
+        for layer, rows in enumerate(expected):
+            same_bits(s.export(sequence, layer=layer), quantize(MAIN, rows)[0], "layer %d" % layer)
+        for bad in (pb.Tensor(dtype=1, shape=[70, 576], inline=bytes(70 * 1152)),
+                    pb.Tensor(dtype=1, shape=[2, 35, 576], inline=bytes(70 * 1152))):
+            expect_refusal(lambda: s.append(sequence, bad, n_layers=3), "BAD_SHAPE")
+        expect_refusal(lambda: s.append(sequence, inline(both), layer=2, n_layers=2), "BAD_RANGE", "append.n_layers", 2)
+
+
+@test(layers=3)
+def strict_append_is_all_or_nothing(server, rng):
+    """NaN in the last layer only: no layer grows, no page stays, and an attend that rides on it does not run."""
+    with server.session() as s:
+        sequence = s.create()
+        good = np.stack([random_rows(rng, 70) for _ in range(3)])
+        bad = good.copy()
+        bad[2, 69, 511] = 0x7FC0
+        expect_refusal(lambda: s.append(sequence, inline(bad), n_layers=3, strict=True), "NONFINITE")
+        state = s.get(sequence)
+        equal((list(state.layer_tokens), state.n_pages, server.control.pool().n_pages_used), ([0, 0, 0], 0, 0), "afterwards")
+        s.append(sequence, inline(good), n_layers=3, strict=True)
+        region = s.region(1 << 16)
+        region.bytes[:] = 0xEE
+        op = pb.AppendOp(sequence_id=sequence, n_layers=3, rows=inline(bad), strict=True)
+        expect_refusal(lambda: s.attend(sequence, random_q(rng, 2, 3), np.zeros((2, 4), np.int32), append=op,
+                                        out=pb.Output(region=region.slice())), "NONFINITE")
+        truth((region.bytes == 0xEE).all(), "an attend whose append failed has written its output")
+        equal(list(s.get(sequence).layer_tokens), [70, 70, 70], "layers afterwards")
+        for layer in range(3):
+            same_bits(s.export(sequence, layer=layer), quantize(MAIN, good[layer])[0], "layer %d" % layer)
+
+
+def check_strict(layout):
+    @test(layout=layout.name)
+    def strict_looks_at_every_value(server, rng):
+        """The first and the last value of a row, RoPE and unquantised layouts included."""
+        with server.session() as s:
+            sequence = s.create()
+            for at in (0, layout.d_v - 1, layout.d_qk - 1):
+                for bits in (0x7FC0, 0x7F80, 0xFF80):
+                    rows = random_rows(rng, 3, layout)
+                    rows[1, at] = bits
+                    expect_refusal(lambda: s.append(sequence, rows, strict=True), "NONFINITE")
+                    equal(s.append(sequence, rows).n_nonfinite, 1, "n_nonfinite with %#x at %d" % (bits, at))
+                    s.truncate(sequence, 0)
+
+    strict_looks_at_every_value.__name__ = "strict_" + layout.name
+
+
+for each in (MAIN, LAYOUT["bf16_576"], LAYOUT["raw_512_64"]):
+    check_strict(each)
+
+
+@test()
+def forks_written_at_the_same_time(server, rng):
+    """POOL-02: A and its forks append and attend concurrently from streams of their own."""
+    with server.session() as s:
+        base = random_rows(rng, 70)
+        root = s.create()
+        s.append(root, base)
+        family = [root] + [s.fork(root, n).id for n in (70, 65, 64, 63)]
+        lengths = [70, 70, 65, 64, 63]
+        own = [random_rows(rng, 90) for _ in family]
+        streams = [AttendStream(s) for _ in family]
+        asked = []
+        for i in range(0, 90, 3):
+            for sequence, rows, stream in zip(family, own, streams):
+                asked.append((stream, stream.append(sequence, rows[i:i + 3], wait=False)))
+        for stream, request in asked:
+            stream.wait(request)
+        for sequence, n, rows in zip(family, lengths, own):
+            same_bits(s.export(sequence), quantize(MAIN, np.concatenate([base[:n], rows]))[0], "a fork at %d" % n)
+        for stream in streams:
+            stream.close()
+
+
+@test()
+def batch_invariant_rows(server, rng):
+    """With the flag, a row gives the same bits alone and among any others."""
+    with server.session() as s:
+        sequence = s.create()
+        s.append(sequence, random_rows(rng, 500))
+        q, indices = random_q(rng, 40, 8), random_indices(rng, 40, 300, 500)
+        together = s.attend(sequence, q, indices, want_lse=True, batch_invariant=True)
+        asked = [s.attend(sequence, q[t:t + 1], indices[t:t + 1], want_lse=True, batch_invariant=True, wait=False)
+                 for t in range(40)]
+        for t, request in enumerate(asked):
+            alone = s.stream.wait(request)
+            same_bits(alone.out_bits, together.out_bits[t:t + 1], "row %d" % t)
+            same_bits(alone.lse, together.lse[t:t + 1], "lse of row %d" % t)
 
 
 # ---- poison (DSA-03 through the service) ------------------------------------------------------------------------------------

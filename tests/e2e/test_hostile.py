@@ -626,6 +626,27 @@ def message_sizes(server, rng):
 
 
 @test()
+def many_large_messages_at_once(server, rng):
+    """64 calls of the largest size at the same time: all are served, within what they weigh."""
+    n = 64 if not SANITIZED else 8
+    limit = server.capabilities.limits.max_message_bytes
+    client = server.client()
+    method = client.channel.unary_unary("/%s/GetStats" % SERVICE, request_serializer=bytes,
+                                        response_deserializer=pb.Stats.FromString)
+    before = server.rss()
+    data = field(1002, bytes(limit - 16))
+    calls = [method.future(data, timeout=60 * SLOW) for _ in range(n)]
+    highest = 0
+    for call in calls:
+        truth(len(call.result().pools) == 1, "a reply")
+        highest = max(highest, server.rss())
+    if not SANITIZED:
+        truth(highest - before < 1.5 * n * limit, "the server grew by %d MiB for %d MiB of messages"
+              % ((highest - before) >> 20, n * limit >> 20))
+    client.close()
+
+
+@test()
 def compressed_messages(server, rng):
     """gzip is understood; what unpacks to more than the limit is refused, without the memory being taken."""
     client = server.client()

@@ -365,41 +365,49 @@ def tickets(server, rng):
 # ---- the pool against a model -------------------------------------------------------------------------------------------
 
 
-@test(**{"pool-pages": 12})
-def random_operations_against_a_model(server, rng):
-    """create, fork, append, truncate, release at random: contents, lengths and page references agree at each step."""
+def random_operations(server, rng, layers):
     with server.session() as s:
-        model = {}
+        model = {}  # id -> rows of each layer
         refused = 0
 
-        def step():
+        def attempt(call):
             nonlocal refused
+            try:
+                return call()
+            except grpc.RpcError as error:
+                equal(refused_from(error).status.reason, "NO_PAGES", "a refusal")
+                refused += 1
+                return None
+
+        def step():
             action = rng.choice(["create", "fork", "append", "append", "append", "truncate", "release"])
             if action == "create" or not model:
                 if len(model) < 12:
-                    model[s.create()] = np.zeros((0, 576), np.uint16)
+                    model[s.create()] = [np.zeros((0, 576), np.uint16)] * layers
                 return
             which = int(rng.choice(list(model)))
-            rows = model[which]
-            if action == "fork" and len(rows):
-                n = int(rng.integers(1, len(rows) + 1))
-                try:
-                    model[s.fork(which, n).id] = rows[:n]
-                except grpc.RpcError as error:
-                    equal(refused_from(error).status.reason, "NO_PAGES", "a refused fork")
-                    refused += 1
+            planes = model[which]
+            common = min(len(p) for p in planes)
+            if action == "fork" and common:
+                n = int(rng.integers(1, common + 1))
+                made = attempt(lambda: s.fork(which, n))
+                if made:
+                    model[made.id] = [p[:n] for p in planes]
             elif action == "append":
-                new = random_rows(rng, int(rng.integers(1, 150)))
-                try:
-                    s.append(which, new)
-                    model[which] = np.concatenate([rows, new])
-                except grpc.RpcError as error:
-                    equal(refused_from(error).status.reason, "NO_PAGES", "a refused append")
-                    refused += 1
+                begin = int(rng.integers(0, layers))
+                n_layers = int(rng.integers(1, layers - begin + 1))
+                if len({len(p) for p in planes[begin:begin + n_layers]}) > 1:
+                    n_layers = 1  # layers that are appended to together have one length
+                n = int(rng.integers(1, 150))
+                new = [random_rows(rng, n) for _ in range(n_layers)]
+                tensor = inline(np.stack(new)) if n_layers > 1 else inline(new[0])
+                if attempt(lambda: s.append(which, tensor, layer=begin, n_layers=n_layers)):
+                    for i, rows in enumerate(new):
+                        planes[begin + i] = np.concatenate([planes[begin + i], rows])
             elif action == "truncate":
-                n = int(rng.integers(0, len(rows) + 1))
+                n = int(rng.integers(0, common + 1))
                 s.truncate(which, n)
-                model[which] = rows[:n]
+                model[which] = [p[:n] for p in planes]
             elif action == "release":
                 s.release(which)
                 del model[which]
@@ -407,16 +415,30 @@ def random_operations_against_a_model(server, rng):
         for number in range(scaled(500, 200)):
             step()
             pool = server.control.pool()
-            equal(pool.page_refs, sum(-(-len(r) // 64) for r in model.values()), "references after step %d" % number)
+            held = sum(-(-max(len(p) for p in planes) // 64) for planes in model.values())
+            equal(pool.page_refs, held, "references after step %d" % number)
             equal(pool.n_pages_used + pool.n_pages_free, pool.n_pages, "used + free after step %d" % number)
             equal(pool.n_sequences, len(model), "sequences after step %d" % number)
             truth(pool.n_pages_used <= pool.page_refs, "more pages than references")
             if number % 20 == 0:
-                for which, rows in model.items():
-                    equal(s.get(which).n_tokens, len(rows), "tokens after step %d" % number)
-                    if len(rows):
-                        same_bits(s.export(which), quantize(MAIN, rows)[0], "rows after step %d" % number)
+                for which, planes in model.items():
+                    state = s.get(which)
+                    equal(list(state.layer_tokens), [len(p) for p in planes], "tokens after step %d" % number)
+                    for layer, rows in enumerate(planes):
+                        if len(rows):
+                            same_bits(s.export(which, layer=layer), quantize(MAIN, rows)[0], "rows after step %d" % number)
         truth(refused > 0, "the pool was never full: the test is too tame")
+
+
+@test(**{"pool-pages": 12})
+def random_operations_against_a_model(server, rng):
+    """create, fork, append, truncate, release at random: contents, lengths and page references agree at each step."""
+    random_operations(server, rng, 1)
+
+
+@test(**{"pool-pages": 12, "layers": 3})
+def random_operations_with_layers(server, rng):
+    random_operations(server, rng, 3)
 
 
 @test()
@@ -804,6 +826,7 @@ def sigterm_lets_running_work_finish(env, rng):
     blocker = Blocker(server, rng, 1.0)
     running = blocker.start_and_see()
     behind = blocker.session.attend(blocker.sequence, blocker.q_pool[:1], blocker.i_pool[:1], wait=False)
+    blocker.session.stream.wait_until_read()
     watch = server.control.channel.unary_stream("/grpc.health.v1.Health/Watch", request_serializer=serialize,
                                                 response_deserializer=health_pb.HealthCheckResponse.FromString)
     watched = watch(health_pb.HealthCheckRequest(service=""))
@@ -910,6 +933,21 @@ def sigterm_under_load(env, rng):
     truth(not problems, "%r" % problems[:3])
     truth(sum(counts) > 0 and len(counts) == 6, "work done %r" % counts)
     truth(took < 3.0 * SLOW, "took %.2f s under load" % took)
+
+
+@test(own=True)
+def sigterm_as_process_1(env, rng):
+    """In a PID namespace of its own, as in a container: signals have no default action there."""
+    if subprocess.run(["unshare", "--pid", "--fork", "true"], capture_output=True).returncode != 0:
+        raise Skip("no right to make a PID namespace")
+    server = Server(env, wrapper=["unshare", "--pid", "--fork", "--kill-child"]).wait_ready()
+    server.expect_working()
+    with open("/proc/%d/task/%d/children" % (server.process.pid, server.process.pid)) as f:
+        child = int(f.read())
+    begin = time.monotonic()
+    os.kill(child, signal.SIGTERM)
+    equal(server.wait_exit(5 * SLOW), 0, "exit code as process 1")
+    truth(time.monotonic() - begin < 1.5 * SLOW, "took %.2f s as process 1" % (time.monotonic() - begin))
 
 
 @test(own=True)

@@ -76,6 +76,7 @@ struct kit_loop {
     struct rpc_bell *bell;
     pthread_t thread;
     bool is_running;
+    atomic_int n_sleeps; /* how often L went to sleep */
     atomic_bool must_stop;
     atomic_bool has_call;
     void (*call)(void *arg);

@@ -109,13 +109,25 @@ static void run_ringers(int n_rings, bool is_patient)
 /* Each thread goes on only when L has seen its post: one lost ring and it waits for ever, since nothing else wakes L. */
 START_TEST(no_ring_is_lost)
 {
+    struct srv_timer *timer; /* a handle, as a server has some */
+
+    ck_assert_int_eq(srv_timer_start(k.loop, UINT64_C(3600000000), 0, stop_loop, NULL, &timer), DSA_OK);
     run_ringers(KIT_TIMES(2000, 300), true);
+    ck_assert_int_gt(atomic_load(&k.n_sleeps), 10);
 }
 END_TEST
 
 START_TEST(bursts_of_rings)
 {
     run_ringers(KIT_TIMES(4000, 500), false);
+}
+END_TEST
+
+/* A loop without a handle of its own sleeps and serves like any other. */
+START_TEST(a_loop_without_handles)
+{
+    run_ringers(50, true);
+    ck_assert_int_gt(atomic_load(&k.n_sleeps), 10);
 }
 END_TEST
 
@@ -183,6 +195,49 @@ START_TEST(periodic_timers_go_on_and_single_ones_do_not)
     ck_assert_uint_ge(often.last_us - begin, 5 * 4000 - 2000);
     srv_timer_close(often.timer);
     /* the two others are left to srv_loop_destroy */
+}
+END_TEST
+
+static bool ring_when_asked(void *arg)
+{
+    atomic_int *n_asked = arg;
+    int n = atomic_load(n_asked);
+
+    while (atomic_load(n_asked) > 0) {
+        atomic_fetch_sub(n_asked, 1);
+        sem_post(&ringers[0].seen);
+    }
+    return n > 0;
+}
+
+static void keep_busy(void *arg)
+{
+    uint64_t until = srv_now_us() + 3000;
+
+    (void)arg;
+    while (srv_now_us() < until)
+        ;
+}
+
+/* A timer that is always due takes its turns, not all of them. */
+START_TEST(a_greedy_timer_leaves_time_for_calls)
+{
+    struct srv_timer *timer;
+    atomic_int n_asked;
+
+    atomic_init(&n_asked, 0);
+    sem_init(&ringers[0].seen, 0, 0);
+    k.settle = ring_when_asked;
+    k.settle_arg = &n_asked;
+    ck_assert_int_eq(srv_timer_start(k.loop, 0, 1000, keep_busy, NULL, &timer), DSA_OK);
+    kit_loop_start(&k);
+    for (int i = 0; i < 20; i++) {
+        atomic_fetch_add(&n_asked, 1);
+        rpc_bell_ring(k.bell);
+        ck_assert_msg(kit_wait(&ringers[0].seen), "call %d is not served", i);
+    }
+    kit_loop_stop(&k);
+    sem_destroy(&ringers[0].seen);
 }
 END_TEST
 
@@ -309,6 +364,8 @@ int test_suites(Suite **suites_p, int max)
         tcase_set_timeout(both[i], 60);
         tcase_add_test(both[i], no_ring_is_lost);
         tcase_add_test(both[i], bursts_of_rings);
+        tcase_add_test(both[i], a_loop_without_handles);
+        tcase_add_test(both[i], a_greedy_timer_leaves_time_for_calls);
         tcase_add_test(both[i], calls_reach_the_service_thread);
         tcase_add_test(both[i], a_timer_wakes_a_sleeping_loop);
         tcase_add_test(both[i], periodic_timers_go_on_and_single_ones_do_not);

@@ -1,0 +1,1237 @@
+/* attend_sm90.cuh - sparse attention straight from scaled FP8 cache rows, for sm_90a (wgmma, bulk copies, setmaxnreg).
+ *
+ *   s[j] = softmax_scale * q . k[j];  lse = ln sum_j exp(s[j]);  out = sum_j exp(s[j] - lse) v[j]
+ *   q bf16 [h_q, d_qk]; rows of the pool as dsk_format.h has them; out bf16 or f32 [h_q, d_v]; lse f32 [h_q]
+ *
+ * One CTA takes one query row, up to HEADS heads and one split of the row's list, in tiles of 64 entries. Everything is
+ * transposed: S^T = K Q^T and O^T = V^T P^T. So K and V are the A operands, which wgmma takes from registers: the cache
+ * bytes lie in shared memory as they came and each reader converts them straight into its fragments (e4m3 is exact in f16).
+ * The heads are the N of the instruction, so 8 or 16 heads cost no padding to 64.
+ *
+ *   warpgroups 0, 1   O^T: half of d_v each                      (wait for P, V bytes)
+ *   warpgroup 2       S^T and softmax                            (waits for K bytes, a free P tile)
+ *   warpgroup 3       loader: indices, page table, row copies    (waits for a free quarter stage)
+ *
+ * Numbers. Q is scaled by one power of two per CTA into f16, exactly. The scales of the groups of K:
+ *   powers of two: divided by the row's largest and folded into the f16 fragment, exactly; RoPE is divided by it too;
+ *   others: the f32 sums are multiplied in place by scale[g - 1] / scale[g] between groups.
+ * P = 2^(score - base) with base such that the largest is 2^7: f16 then reaches from 2^-31 to 2^8 of it. base moves only
+ * when a tile overflows (a raise; the tile is then redone). V is multiplied by f16(scale / ref), one ref per group of values.
+ * A tile whose scales or weights do not fit f16 that way is exact: P in f32, products by FFMA. It is slow and rare.
+ *
+ * Order of sums depends only on the row's list, split_entries and HEADS: repeats give the same bits. */
+#ifndef KERNELS_CUDA_ATTEND_SM90_CUH
+#define KERNELS_CUDA_ATTEND_SM90_CUH
+
+#include <cuda_fp16.h>
+
+#include "attend_sm90_ptx.cuh"
+#include "attend_sm90_shared.h"
+#include "attend_sm90_wgmma.cuh"
+
+namespace attend_sm90 {
+
+static_assert(ATTEND_SM90_TILE == 64 && DSK_GROUP_VALUES == 128, "fragment layout below");
+
+constexpr int WARP = 32; /* lanes; every shuffle below counts on it */
+constexpr int WARPGROUP = 128;
+constexpr int TILE = ATTEND_SM90_TILE;
+constexpr int QUARTER = TILE / 4; /* rows a loader warp brings, and a k-step of O^T uses */
+
+/* Registers per thread after the roles part: 2 * 168 + 136 + 40 = 4 * 128. */
+constexpr int OUTPUT_REGISTERS = 168;
+constexpr int SCORE_REGISTERS = 136;
+constexpr int LOADER_REGISTERS = 40;
+
+enum barrier_id {
+    BARRIER_QUERY = 1,  /* Q is in shared memory: warpgroups 0-2 */
+    BARRIER_SCORE,      /* within warpgroup 2 */
+    BARRIER_SUMS,       /* final sums are in shared memory: warpgroups 0-2 */
+    BARRIER_ISSUED,     /* loads of Q are under way: everyone */
+    BARRIER_LOADER,     /* within warpgroup 3 */
+};
+
+constexpr float LOG2_E = 1.4426950408889634f;
+constexpr float LN_2 = 0.6931471805599453f;
+constexpr float P_TOP_LOG2 = 7.f;            /* log2 of the largest P after a raise */
+constexpr float SCALE_FLOOR = 0x1p-60f;      /* keeps scale ratios finite; a group this small adds nothing to a score */
+constexpr float V_RATIO_MAX = 128.f;         /* 448 * 128 < 65504 */
+constexpr float V_RATIO_MIN = 0x1p-14f;      /* normal f16 */
+constexpr float V_SCALE_NOTHING = 0x1p-26f;  /* 448 times this is below 1e-5: may round to zero */
+constexpr float P_EXACT_SCALE = 64.f;        /* from this scale on, what f16 drops of P may be seen in the output */
+constexpr float P_EXACT_LOG2_LOW = -60.f;
+constexpr float P_EXACT_LOG2_HIGH = -14.f;
+constexpr float FOLD_RATIO_MIN = 0x1p-14f;   /* e4m3's smallest, 2^-9, times this is still an f16 */
+
+template <int LATENT_, int ROPE_, int HEADS_> struct Shape {
+    static constexpr int LATENT = LATENT_;
+    static constexpr int ROPE = ROPE_;
+    static constexpr int HEADS = HEADS_;
+    static constexpr int D_QK = LATENT + ROPE;
+    static constexpr int GROUPS = LATENT / DSK_GROUP_VALUES;
+    static constexpr int ROW_BYTES = attend_sm90_row_bytes(LATENT, ROPE);
+    static constexpr int PITCH = attend_sm90_pitch(LATENT, ROPE);
+    static constexpr int SCALES_AT = LATENT;
+    static constexpr int ROPE_AT = LATENT + 4 * GROUPS;
+    static constexpr bool IS_BULK = ROW_BYTES % 16 == 0; /* else rows are only 8-byte aligned */
+
+    static constexpr int CHUNKS = LATENT / 64; /* of 64 values; RoPE is one more */
+    static constexpr int CHUNK_BYTES = HEADS * 128;
+    static constexpr int P_AT = attend_sm90_q_bytes(LATENT, ROPE, HEADS);
+    static constexpr int P_BYTES = attend_sm90_p_bytes(HEADS);
+    static constexpr int STAGES_AT = attend_sm90_stages_at(LATENT, ROPE, HEADS);
+    static constexpr int STAGE_BYTES = attend_sm90_stage_bytes(LATENT, ROPE);
+    static constexpr int STAGES = attend_sm90_n_stages(LATENT, ROPE, HEADS);
+    static constexpr int CONTROL_AT = attend_sm90_control_at(LATENT, ROPE, HEADS);
+
+    static constexpr int N_BLOCKS = HEADS / 8;     /* blocks of 8 heads in a fragment */
+    static constexpr int THREAD_HEADS = HEADS / 4; /* heads of one thread in a fragment */
+    static constexpr int WARP_VALUES = LATENT / 8; /* output values of one O^T warp */
+    static constexpr int M_TILES = LATENT / 128;   /* 64-row tiles of an O^T warpgroup */
+    static constexpr int QUERY_WARPS = 12;
+    static constexpr int WARP_QUERIES = (HEADS + QUERY_WARPS - 1) / QUERY_WARPS;
+
+    static_assert(PITCH / 4 % 32 == 4, "bank shift of 4 a row");
+    static_assert(STAGES >= 2, "a tile must load while another is used");
+    static_assert(ROPE == 0 || ROPE == 64, "one chunk");
+    static_assert(CONTROL_AT % 16 == 0 && P_AT % 1024 == 0 && P_BYTES % 1024 == 0, "alignment");
+};
+
+/* What one CTA does. Uniform over its threads. */
+struct Work {
+    const dsk_attend_row *row;
+    int head_block;
+    int head0;
+    int n_heads;   /* real ones among HEADS */
+    int first;     /* entries [first, end) of the list */
+    int end;
+    int n_tiles;
+    int i_part;    /* row * n_splits + split */
+    bool is_split;
+};
+
+/* This thread's place in a fragment: rows g and g + 8 of its warp's 16, columns 2 q and 2 q + 1 of each 8. */
+struct Lane {
+    int warp; /* within its warpgroup */
+    int lane;
+    int g;
+    int q;
+};
+
+__device__ __forceinline__ Lane my_lane()
+{
+    const int lane = (int)threadIdx.x % WARP;
+    return {(int)threadIdx.x / WARP % 4, lane, lane / 4, lane % 4};
+}
+
+/* ---- reductions over the tokens of a fragment -------------------------------------------------------- */
+
+struct Maximum {
+    __device__ static float apply(float a, float b) { return fmaxf(a, b); }
+};
+struct Sum {
+    __device__ static float apply(float a, float b) { return a + b; }
+};
+
+/* Reduces v[i] over the 8 lanes that share q; which heads end up here: v[0 .. max(N / 8, 1)) are heads i_first_p + ... of
+ * the thread's list. Halves the list at each step while it can, so N = 16 takes 14 shuffles, not 48. */
+template <class Op, int N> __device__ __forceinline__ int reduce_tokens(float (&v)[N], int lane)
+{
+    int first = 0;
+#pragma unroll
+    for (int step = 0; step < 3; step++) {
+        const int mask = 16 >> step;
+        const int half = (N >> step) / 2;
+        if (half >= 1) {
+            const bool is_upper = (lane & mask) != 0;
+#pragma unroll
+            for (int i = 0; i < half; i++) {
+                const float give = is_upper ? v[i] : v[i + half];
+                const float keep = is_upper ? v[i + half] : v[i];
+                v[i] = Op::apply(keep, __shfl_xor_sync(~0u, give, mask));
+            }
+            first += is_upper ? half : 0;
+        } else {
+            v[0] = Op::apply(v[0], __shfl_xor_sync(~0u, v[0], mask));
+        }
+    }
+    return first;
+}
+
+/* Entry i of a thread's head list is head 8 * (i / 2) + 2 q + i % 2. */
+__device__ __forceinline__ int head_of(int i, int q)
+{
+    return 8 * (i >> 1) + 2 * q + (i & 1);
+}
+
+/* Reduces over the warp's tokens and leaves the result of every head in ctl->head_part[warp]. */
+template <class Op, class S>
+__device__ __forceinline__ void publish_heads(attend_sm90_control *ctl, const Lane &me, float (&v)[S::THREAD_HEADS])
+{
+    const int first = reduce_tokens<Op>(v, me.lane);
+#pragma unroll
+    for (int i = 0; i < (S::THREAD_HEADS > 8 ? S::THREAD_HEADS / 8 : 1); i++)
+        ctl->head_part[me.warp][head_of(first + i, me.q)] = v[i];
+}
+
+/* ---- query ------------------------------------------------------------------------------------------- */
+
+/* Query rows of one warp on their way to shared memory: heads warp, warp + 12, ... */
+template <class S> struct QueryRows {
+    uint4 latent[S::WARP_QUERIES][S::LATENT / 256];
+    uint4 rope[S::WARP_QUERIES];
+};
+
+template <class S>
+__device__ __forceinline__ void load_query(QueryRows<S> &rows, const Work &work, int warp, int lane)
+{
+    const uint4 zero = make_uint4(0, 0, 0, 0);
+#pragma unroll
+    for (int u = 0; u < S::WARP_QUERIES; u++) {
+        const int head = warp + S::QUERY_WARPS * u;
+        const bool is_real = head < work.n_heads;
+        const uint4 *src = (const uint4 *)(work.row->q + (uint64_t)((work.head0 + head) * work.row->q_head_bytes));
+#pragma unroll
+        for (int i = 0; i < S::LATENT / 256; i++)
+            rows.latent[u][i] = is_real ? __ldg(src + WARP * i + lane) : zero;
+        if (S::ROPE > 0)
+            rows.rope[u] = is_real && lane < S::ROPE / 8 ? __ldg(src + S::LATENT / 8 + lane) : zero;
+    }
+}
+
+__device__ __forceinline__ uint32_t max_magnitude(uint32_t sofar, const uint4 &v)
+{
+    const uint32_t mask = 0x7fff7fffu;
+    sofar = __vmaxu2(sofar, v.x & mask);
+    sofar = __vmaxu2(sofar, v.y & mask);
+    sofar = __vmaxu2(sofar, v.z & mask);
+    return __vmaxu2(sofar, v.w & mask);
+}
+
+/* Bits of the largest finite |q| among the warp's rows. A head with an infinity or a NaN does not count: its results are
+ * lost anyway and must not take the other heads' precision. */
+template <class S> __device__ __forceinline__ uint32_t query_magnitude(const QueryRows<S> &rows)
+{
+    uint32_t largest = 0;
+#pragma unroll
+    for (int u = 0; u < S::WARP_QUERIES; u++) {
+        uint32_t m = 0;
+#pragma unroll
+        for (int i = 0; i < S::LATENT / 256; i++)
+            m = max_magnitude(m, rows.latent[u][i]);
+        if (S::ROPE > 0)
+            m = max_magnitude(m, rows.rope[u]);
+        m = __reduce_max_sync(~0u, max(m & 0xffffu, m >> 16));
+        largest = m < 0x7f80u ? max(largest, m) : largest;
+    }
+    return largest;
+}
+
+/* Where 16-bit pair `pair` of head `head` goes in its 128-byte row of a chunk: 16-byte units swizzled by the row. */
+__device__ __forceinline__ uint32_t swizzled(int head, int unit, int byte)
+{
+    return (uint32_t)(head * 128 + ((unit ^ (head & 7)) << 4) + byte);
+}
+
+/* Writes the rows as f16 (latent) and bf16 (RoPE), multiplied by the power of two `factor`. The order of k within a chunk
+ * is free as long as K's fragments use the same: a thread of the score warpgroup reads 16 contiguous bytes of a row, values
+ * 32 q + 16 (chunk % 2) + [0, 16) of a group, and takes four of them per instruction: pairs 2 q (k = 2q) and 2 q + 8. */
+template <class S>
+__device__ __forceinline__ void store_query(const QueryRows<S> &rows, uint32_t query_at, int warp, int lane, float factor)
+{
+#pragma unroll
+    for (int u = 0; u < S::WARP_QUERIES; u++) {
+        const int head = warp + S::QUERY_WARPS * u;
+        if (head >= S::HEADS)
+            break;
+#pragma unroll
+        for (int i = 0; i < S::LATENT / 256; i++) {
+            const int eight = WARP * i + lane; /* which 8 values */
+            const int chunk = (eight >> 4) * 2 + ((eight >> 1) & 1);
+            const int column = 4 * ((eight >> 2) & 3);
+            const uint32_t at = query_at + chunk * S::CHUNK_BYTES;
+            const uint4 v = rows.latent[u][i];
+            /* Lanes of different chunks would meet in one bank: each takes its four pairs in another order. */
+            const int turn = ((lane >> 1) & 1) | ((lane >> 4) << 1);
+            const uint32_t a0 = turn & 1 ? v.y : v.x, a1 = turn & 1 ? v.x : v.y;
+            const uint32_t a2 = turn & 1 ? v.w : v.z, a3 = turn & 1 ? v.z : v.w;
+            const uint32_t pairs[4] = {turn & 2 ? a2 : a0, turn & 2 ? a3 : a1, turn & 2 ? a0 : a2, turn & 2 ? a1 : a3};
+#pragma unroll
+            for (int k = 0; k < 4; k++) {
+                const float low = __uint_as_float(pairs[k] << 16), high = __uint_as_float(pairs[k] & 0xffff0000u);
+                store_shared_4(at + swizzled(head, 4 * (eight & 1) + (k ^ turn), column),
+                               pack_f16(low * factor, high * factor));
+            }
+        }
+        if (S::ROPE > 0 && lane < S::ROPE / 8) {
+            const uint32_t at = query_at + S::CHUNKS * S::CHUNK_BYTES;
+            const uint32_t pairs[4] = {rows.rope[u].x, rows.rope[u].y, rows.rope[u].z, rows.rope[u].w};
+            const uint32_t factors = pack_bf16(factor, factor);
+#pragma unroll
+            for (int k = 0; k < 4; k++)
+                store_shared_4(at + swizzled(head, 4 * (lane & 1) + k, 4 * (lane >> 1)), mul_bf16x2(pairs[k], factors));
+        }
+    }
+}
+
+/* Phase of warpgroups 0-2: Q into shared memory. Returns what turns a raw score into log2 units. */
+template <class S>
+__device__ __forceinline__ float bring_query(attend_sm90_control *ctl, uint32_t query_at, const Work &work)
+{
+    const int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP;
+    const int n_threads = S::QUERY_WARPS * WARP;
+    QueryRows<S> rows;
+
+    load_query<S>(rows, work, warp, lane);
+    const uint32_t mine = query_magnitude<S>(rows);
+    bar_arrive(BARRIER_ISSUED, ATTEND_SM90_THREADS);
+    if (lane == 0)
+        ctl->q_max[warp] = __uint_as_float(mine);
+    bar_sync(BARRIER_QUERY, n_threads);
+
+    uint32_t largest = 0;
+#pragma unroll
+    for (int i = 0; i < S::QUERY_WARPS; i++)
+        largest = max(largest, __float_as_uint(ctl->q_max[i]));
+    /* The largest |q| goes to [2^14, 2^15), the top of f16, as far as a factor's exponent allows. */
+    const int exponent = min(max(268 - (int)(largest >> 7), 1), 253);
+    const float factor = __uint_as_float((uint32_t)exponent << 23);
+    store_query<S>(rows, query_at, warp, lane, factor);
+    fence_async_proxy();
+    bar_sync(BARRIER_QUERY, n_threads);
+    return work.row->softmax_scale * LOG2_E * __uint_as_float((uint32_t)(254 - exponent) << 23);
+}
+
+/* ---- loader ------------------------------------------------------------------------------------------ */
+
+/* What an entry that names no row loads instead: finite bytes, scale 0. Several copies, because many lanes of many CTAs
+ * may want one at once and a line of L2 serves only so many. */
+constexpr int ZERO_COPIES = 32;
+constexpr int ZERO_BYTES = 768;
+__device__ uint4 zero_rows[ZERO_COPIES * ZERO_BYTES / 16];
+
+/* One lane's way through its entries: index, then page, then address, each a tile ahead of the next. */
+struct Entry {
+    int index; /* as listed; -1 past the end */
+    int page;  /* logical: of the page table; -1 if unmapped */
+};
+
+__device__ __forceinline__ int load_index(const Work &work, int position)
+{
+    return position < work.end ? __ldcs((const int *)work.row->indices + position) : -1;
+}
+
+__device__ __forceinline__ int load_page(const Work &work, int index)
+{
+    const dsk_attend_row *row = work.row;
+    if (row->space != DSK_SPACE_LOGICAL)
+        return index >> DSK_PAGE_SHIFT;
+    const int i_page = index >> DSK_PAGE_SHIFT;
+    return index >= 0 && index < row->seq_len && i_page < row->n_table ? __ldg((const int *)row->table + i_page) : -1;
+}
+
+/* Address of the entry's row; 0 if it names none. */
+__device__ __forceinline__ uint64_t row_address(const dsk_kv_view *kv, const Entry &entry, int row_bytes)
+{
+    const int offset = entry.index & (DSK_PAGE_TOKENS - 1);
+    const int64_t slot = (int64_t)entry.page * DSK_PAGE_TOKENS + offset;
+    if (entry.page < 0 || slot >= kv->n_slots)
+        return 0;
+    return kv->base + (uint64_t)(entry.page * kv->page_pitch_bytes) + (uint32_t)(offset * row_bytes);
+}
+
+/* 16 rows, one lane each. */
+template <class S>
+__device__ __forceinline__ void copy_rows_bulk(uint32_t stage_at, uint64_t *full, const Lane &me, uint64_t address,
+                                               uint64_t policy)
+{
+    if (me.lane == 0)
+        mbar_arrive_expect(full, QUARTER * S::ROW_BYTES);
+    __syncwarp();
+    if (me.lane < QUARTER) {
+        const int copy = ((int)blockIdx.y * 7 + me.warp * QUARTER + me.lane) % ZERO_COPIES;
+        const uint64_t zero = (uint64_t)zero_rows + (uint64_t)(copy * ZERO_BYTES);
+        bulk_copy(stage_at + (me.warp * QUARTER + me.lane) * S::PITCH, address != 0 ? address : zero, S::ROW_BYTES, full,
+                  policy);
+    }
+}
+
+/* 16 rows in steps of 8 bytes: a warp covers 256 bytes of one row at a time, then the tails of all. */
+template <class S>
+__device__ __forceinline__ void copy_rows_small(uint32_t stage_at, uint64_t *full, const Lane &me, uint64_t address,
+                                                uint64_t somewhere)
+{
+    constexpr int STEP = WARP * 8;
+    constexpr int TAIL = S::ROW_BYTES % STEP;
+    static_assert(TAIL == 8, "one step a row for the tail");
+    const uint32_t rows_at = stage_at + me.warp * QUARTER * S::PITCH;
+
+#pragma unroll
+    for (int r = 0; r < QUARTER; r++) {
+        const uint64_t row = __shfl_sync(~0u, address, r);
+        const uint64_t src = row != 0 ? row + me.lane * 8 : somewhere;
+#pragma unroll
+        for (int at = 0; at + STEP <= S::ROW_BYTES; at += STEP)
+            async_copy_8(rows_at + r * S::PITCH + at + me.lane * 8, src + at, row != 0 ? 8 : 0);
+    }
+    if (me.lane < QUARTER)
+        async_copy_8(rows_at + me.lane * S::PITCH + S::ROW_BYTES - TAIL,
+                     address != 0 ? address + (S::ROW_BYTES - TAIL) : somewhere, address != 0 ? 8 : 0);
+    async_copy_arrive(full);
+    if (me.lane == 0)
+        mbar_arrive(full); /* orders the mask of valid rows */
+}
+
+template <class S>
+__device__ __forceinline__ void run_loader(const dsk_kv_view *kv, attend_sm90_control *ctl, uint32_t stages_at,
+                                           const Work &work, uint32_t *n_bad_p)
+{
+    const Lane me = my_lane();
+    const uint64_t policy = policy_evict_first();
+    const int my_row = me.warp * QUARTER + me.lane % QUARTER;
+    const bool is_mine = me.lane < QUARTER;
+    int position = work.first + my_row;
+    uint32_t n_bad = 0;
+    int next_index = load_index(work, position);
+    Entry entry = {next_index, load_page(work, next_index)};
+    next_index = load_index(work, position + TILE);
+
+    for (int tile = 0; tile < work.n_tiles; tile++, position += TILE) {
+        const int stage = tile % S::STAGES, use = tile / S::STAGES;
+        const Entry next = {next_index, load_page(work, next_index)};
+
+        next_index = load_index(work, position + 2 * TILE);
+        const uint64_t address = is_mine ? row_address(kv, entry, S::ROW_BYTES) : 0;
+        n_bad += is_mine && address == 0 && entry.index != -1;
+        if (use > 0)
+            mbar_wait(&ctl->empty[stage][me.warp], (use - 1) & 1);
+        const uint32_t valid = __ballot_sync(~0u, address != 0);
+        if (me.lane == 0)
+            ctl->valid[stage][me.warp] = (uint16_t)valid;
+        if (S::IS_BULK)
+            copy_rows_bulk<S>(stages_at + stage * S::STAGE_BYTES, &ctl->full[stage], me, address, policy);
+        else
+            copy_rows_small<S>(stages_at + stage * S::STAGE_BYTES, &ctl->full[stage], me, address, kv->base);
+        entry = next;
+        if (tile == 0)
+            bar_sync(BARRIER_ISSUED, ATTEND_SM90_THREADS); /* the query goes before more rows */
+    }
+    ctl->n_bad[me.warp] = __reduce_add_sync(~0u, n_bad);
+    bar_sync(BARRIER_LOADER, WARPGROUP);
+    *n_bad_p = ctl->n_bad[0] + ctl->n_bad[1] + ctl->n_bad[2] + ctl->n_bad[3];
+}
+
+/* ---- scores ------------------------------------------------------------------------------------------ */
+
+/* Scales of this thread's two rows, and what folding needs of them. */
+template <class S> struct RowScales {
+    float scale[2][S::GROUPS];
+    float top[2];
+};
+
+template <class S> __device__ __forceinline__ void load_scales(RowScales<S> &rows, uint32_t row_at)
+{
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+#pragma unroll
+        for (int g = 0; g < S::GROUPS; g++)
+            rows.scale[r][g] = load_shared_f32(row_at + 8 * r * S::PITCH + S::SCALES_AT + 4 * g);
+        rows.top[r] = rows.scale[r][0];
+#pragma unroll
+        for (int g = 1; g < S::GROUPS; g++)
+            rows.top[r] = fmaxf(rows.top[r], rows.scale[r][g]);
+    }
+}
+
+/* Powers of two (or zero) close enough to each other that f16 holds every product with an e4m3 exactly. */
+template <class S> __device__ __forceinline__ bool can_fold(const RowScales<S> &rows)
+{
+    bool ok = true;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        uint32_t mantissas = 0;
+        bool is_close = true;
+#pragma unroll
+        for (int g = 0; g < S::GROUPS; g++) {
+            mantissas |= __float_as_uint(rows.scale[r][g]);
+            is_close &= rows.scale[r][g] >= rows.top[r] * FOLD_RATIO_MIN || rows.scale[r][g] == 0.f;
+        }
+        ok &= (mantissas & 0x807fffffu) == 0 && is_close
+              && (rows.top[r] == 0.f || (rows.top[r] > SCALE_FLOOR && rows.top[r] < 1.f / SCALE_FLOOR));
+    }
+    return ok;
+}
+
+/* 16 bytes of each of the thread's rows: values of chunk c. */
+struct KeyBytes {
+    uint4 low;
+    uint4 high; /* row + 8 */
+};
+
+template <class S> __device__ __forceinline__ void load_keys(KeyBytes &bytes, uint32_t row_at, int q, int chunk)
+{
+    const uint32_t at = row_at + 128 * (chunk >> 1) + 16 * (chunk & 1) + 32 * q;
+    bytes.low = load_shared_16(at);
+    bytes.high = load_shared_16(at + 8 * S::PITCH);
+}
+
+__device__ __forceinline__ void convert_keys(const KeyBytes &bytes, uint32_t (&a)[4][4])
+{
+    e4m3x4_to_f16(bytes.low.x, a[0][0], a[0][2]);
+    e4m3x4_to_f16(bytes.high.x, a[0][1], a[0][3]);
+    e4m3x4_to_f16(bytes.low.y, a[1][0], a[1][2]);
+    e4m3x4_to_f16(bytes.high.y, a[1][1], a[1][3]);
+    e4m3x4_to_f16(bytes.low.z, a[2][0], a[2][2]);
+    e4m3x4_to_f16(bytes.high.z, a[2][1], a[2][3]);
+    e4m3x4_to_f16(bytes.low.w, a[3][0], a[3][2]);
+    e4m3x4_to_f16(bytes.high.w, a[3][1], a[3][3]);
+}
+
+__device__ __forceinline__ void scale_keys(uint32_t (&a)[4][4], uint32_t low, uint32_t high)
+{
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        a[k][0] = mul_f16x2(a[k][0], low);
+        a[k][2] = mul_f16x2(a[k][2], low);
+        a[k][1] = mul_f16x2(a[k][1], high);
+        a[k][3] = mul_f16x2(a[k][3], high);
+    }
+}
+
+template <class S>
+__device__ __forceinline__ void issue_chunk(float (&scores)[S::HEADS / 2], const uint32_t (&a)[4][4], uint32_t query_desc,
+                                            int chunk)
+{
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < 4; k++)
+        wgmma_f16(scores, a[k], query_desc + chunk * (S::CHUNK_BYTES >> 4) + 2 * k, chunk > 0 || k > 0);
+    wgmma_commit();
+}
+
+/* RoPE of both rows, bf16 as stored: 16 values a thread, in the order of convert_keys. */
+template <class S> __device__ __forceinline__ void load_rope(uint32_t (&a)[4][4], uint32_t row_at, int q)
+{
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const uint32_t at = row_at + S::ROPE_AT + 32 * q + 16 * half;
+        const uint4 low = load_shared_16(at), high = load_shared_16(at + 8 * S::PITCH);
+        a[2 * half][0] = low.x;
+        a[2 * half][1] = high.x;
+        a[2 * half][2] = low.y;
+        a[2 * half][3] = high.y;
+        a[2 * half + 1][0] = low.z;
+        a[2 * half + 1][1] = high.z;
+        a[2 * half + 1][2] = low.w;
+        a[2 * half + 1][3] = high.w;
+    }
+}
+
+template <class S>
+__device__ __forceinline__ void issue_rope(float (&scores)[S::HEADS / 2], const uint32_t (&a)[4][4], uint32_t query_desc)
+{
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < 4; k++)
+        wgmma_bf16(scores, a[k], query_desc + S::CHUNKS * (S::CHUNK_BYTES >> 4) + 2 * k, 1);
+    wgmma_commit();
+}
+
+__device__ __forceinline__ void release_output(attend_sm90_control *ctl, int lane)
+{
+    __syncwarp();
+    if (lane == 0)
+        mbar_arrive(&ctl->go);
+}
+
+/* The chunk after whose issue O^T of the tile before may start: late enough that it runs under this tile's softmax. */
+template <class S> constexpr int go_chunk()
+{
+    return S::CHUNKS - 1;
+}
+
+/* Raw scores of a tile whose scales fold: one run of instructions, no wait between groups. The scores come out divided by
+ * the row's top scale. `bytes` holds chunk 0. */
+template <class S>
+__device__ __forceinline__ void score_folded(float (&scores)[S::HEADS / 2], const RowScales<S> &rows, KeyBytes &bytes,
+                                             attend_sm90_control *ctl, uint32_t row_at, uint32_t query_desc, const Lane &me,
+                                             bool is_go)
+{
+    uint32_t a[2][4][4];
+    /* 1 / top of a power of two, by its exponent; 2^127 for a zero row, whose values are all zero. */
+    const float inverse0 = __uint_as_float((254u << 23) - __float_as_uint(rows.top[0]));
+    const float inverse1 = __uint_as_float((254u << 23) - __float_as_uint(rows.top[1]));
+
+#pragma unroll
+    for (int c = 0; c < S::CHUNKS; c++) {
+        const float low = rows.scale[0][c >> 1] * inverse0, high = rows.scale[1][c >> 1] * inverse1;
+        convert_keys(bytes, a[c & 1]);
+        if (c + 1 < S::CHUNKS)
+            load_keys<S>(bytes, row_at, me.q, c + 1);
+        scale_keys(a[c & 1], pack_f16(low, low), pack_f16(high, high));
+        issue_chunk<S>(scores, a[c & 1], query_desc, c);
+        if (c == go_chunk<S>() && is_go)
+            release_output(ctl, me.lane);
+        wgmma_wait<1>();
+    }
+    if (S::ROPE > 0) {
+        const uint32_t low = pack_bf16(inverse0, inverse0), high = pack_bf16(inverse1, inverse1);
+        uint32_t(&rope)[4][4] = a[S::CHUNKS & 1];
+        load_rope<S>(rope, row_at, me.q);
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            rope[k][0] = mul_bf16x2(rope[k][0], low);
+            rope[k][2] = mul_bf16x2(rope[k][2], low);
+            rope[k][1] = mul_bf16x2(rope[k][1], high);
+            rope[k][3] = mul_bf16x2(rope[k][3], high);
+        }
+        issue_rope<S>(scores, rope, query_desc);
+    }
+    wgmma_wait<0>();
+    wgmma_landed(scores);
+}
+
+template <int N> __device__ __forceinline__ void multiply_rows(float (&scores)[N], float low, float high)
+{
+#pragma unroll
+    for (int i = 0; i < N; i += 4) {
+        scores[i] *= low;
+        scores[i + 1] *= low;
+        scores[i + 2] *= high;
+        scores[i + 3] *= high;
+    }
+}
+
+/* Raw scores of any tile: the sums pass from the unit of one group's scale to the next, in f32. */
+template <class S>
+__device__ __forceinline__ void score_general(float (&scores)[S::HEADS / 2], const RowScales<S> &rows, KeyBytes &bytes,
+                                              attend_sm90_control *ctl, uint32_t row_at, uint32_t query_desc,
+                                              const Lane &me, bool is_go)
+{
+    uint32_t a[2][4][4];
+
+#pragma unroll
+    for (int c = 0; c < S::CHUNKS; c++) {
+        const int group = c >> 1;
+        convert_keys(bytes, a[c & 1]);
+        if (c + 1 < S::CHUNKS)
+            load_keys<S>(bytes, row_at, me.q, c + 1);
+        if (c > 0 && (c & 1) == 0) {
+            const float low = __fdividef(fmaxf(rows.scale[0][group - 1], SCALE_FLOOR), fmaxf(rows.scale[0][group], SCALE_FLOOR));
+            const float high = __fdividef(fmaxf(rows.scale[1][group - 1], SCALE_FLOOR), fmaxf(rows.scale[1][group], SCALE_FLOOR));
+            wgmma_wait<0>();
+            wgmma_landed(scores);
+            multiply_rows(scores, low, high);
+        }
+        issue_chunk<S>(scores, a[c & 1], query_desc, c);
+        if (c == go_chunk<S>() && is_go)
+            release_output(ctl, me.lane);
+        if ((c & 1) == 0)
+            wgmma_wait<1>();
+    }
+    uint32_t(&rope)[4][4] = a[S::CHUNKS & 1];
+    if (S::ROPE > 0)
+        load_rope<S>(rope, row_at, me.q);
+    wgmma_wait<0>();
+    wgmma_landed(scores);
+    multiply_rows(scores, fmaxf(rows.scale[0][S::GROUPS - 1], SCALE_FLOOR), fmaxf(rows.scale[1][S::GROUPS - 1], SCALE_FLOOR));
+    if (S::ROPE > 0) {
+        issue_rope<S>(scores, rope, query_desc);
+        wgmma_wait<0>();
+        wgmma_landed(scores);
+    }
+}
+
+/* ---- softmax ----------------------------------------------------------------------------------------- */
+
+/* Running state of the score warpgroup. Lists go over the thread's heads. */
+template <class S> struct Softmax {
+    float minus_base[S::THREAD_HEADS];
+    float sum[S::THREAD_HEADS]; /* over this thread's tokens only */
+    float inverse_ref;          /* of group q */
+    bool is_first;              /* no valid entry so far */
+};
+
+/* P = 2^scores as f16 into its tile; adds up the thread's part of the row sums. Returns whether f16 overflowed: then what
+ * was stored is of no use. */
+template <class S>
+__device__ __forceinline__ bool store_weights(const float (&scores)[S::HEADS / 2], float (&tile_sum)[S::THREAD_HEADS],
+                                              uint32_t p_at, const Lane &me)
+{
+    const int row = me.lane & 7, matrix = me.lane >> 3;
+    uint32_t check = 0, m[4];
+
+#pragma unroll
+    for (int n = 0; n < S::N_BLOCKS; n++) {
+        const float a = exp2_fast(scores[4 * n]), b = exp2_fast(scores[4 * n + 1]);
+        const float c = exp2_fast(scores[4 * n + 2]), d = exp2_fast(scores[4 * n + 3]);
+        tile_sum[2 * n] = a + c;
+        tile_sum[2 * n + 1] = b + d;
+        m[2 * (n & 1)] = pack_f16(a, b);
+        m[2 * (n & 1) + 1] = pack_f16(c, d);
+        check = add_f16x2(check, add_f16x2(m[2 * (n & 1)], m[2 * (n & 1) + 1]));
+        if (n & 1)
+            store_matrix_4t(p_at + swizzled(8 * (n - 1 + (matrix >> 1)) + row, 2 * me.warp + (matrix & 1), 0), m[0], m[1],
+                            m[2], m[3]);
+    }
+    if (S::N_BLOCKS == 1)
+        store_matrix_2t(p_at + swizzled(row, 2 * me.warp + (matrix & 1), 0), m[0], m[1]);
+    return (check & 0x7c00u) == 0x7c00u || (check & 0x7c000000u) == 0x7c000000u;
+}
+
+/* The same in f32, [token][head], over both tiles. */
+template <class S>
+__device__ __forceinline__ void store_weights_f32(const float (&scores)[S::HEADS / 2], float (&tile_sum)[S::THREAD_HEADS],
+                                                  uint32_t p_at, const Lane &me)
+{
+#pragma unroll
+    for (int n = 0; n < S::N_BLOCKS; n++) {
+        const float a = exp2_fast(scores[4 * n]), b = exp2_fast(scores[4 * n + 1]);
+        const float c = exp2_fast(scores[4 * n + 2]), d = exp2_fast(scores[4 * n + 3]);
+        const uint32_t at = p_at + ((16 * me.warp + me.g) * S::HEADS + 8 * n + 2 * me.q) * 4;
+        tile_sum[2 * n] = a + c;
+        tile_sum[2 * n + 1] = b + d;
+        store_shared_f32x2(at, a, b);
+        store_shared_f32x2(at + 8 * S::HEADS * 4, c, d);
+    }
+}
+
+/* A V scale that its f16 ratio would misstate by more than the output can bear. */
+__device__ __forceinline__ bool is_too_small(float scale, float inverse_ref)
+{
+    return scale * inverse_ref < V_RATIO_MIN && scale > V_SCALE_NOTHING;
+}
+
+/* A tile that did not pass: moves base and ref where they must, rescales what was summed so far and shifts the tile's
+ * scores. Returns whether the tile must be exact. `scale` are the V scales of the thread's two rows in group q. */
+template <class S>
+__device__ __noinline__ bool settle_tile(float (&scores)[S::HEADS / 2], Softmax<S> &state, attend_sm90_control *ctl,
+                                         const Lane me, float scale0, float scale1, float top, bool is_valid, int buffer,
+                                         bool *is_rescaled_p)
+{
+    const int i_thread = (int)threadIdx.x % WARPGROUP;
+    float list[S::THREAD_HEADS];
+
+    /* 1. largest score of every head, largest V scale of every group, over the warp */
+#pragma unroll
+    for (int n = 0; n < S::N_BLOCKS; n++) {
+        list[2 * n] = fmaxf(scores[4 * n], scores[4 * n + 2]);
+        list[2 * n + 1] = fmaxf(scores[4 * n + 1], scores[4 * n + 3]);
+    }
+    publish_heads<Maximum, S>(ctl, me, list);
+    float largest = fmaxf(scale0, scale1);
+    for (int mask = 4; mask < WARP; mask <<= 1)
+        largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, mask));
+    if (me.g == 0)
+        ctl->group_part[me.warp][me.q] = largest;
+    const bool is_any = bar_any(BARRIER_SCORE, WARPGROUP, is_valid);
+
+    /* 2. ref: the largest scale is 8 to 16 times it after a raise, which leaves a factor of 8 before the next */
+    for (int w = 0; w < 4; w++)
+        largest = fmaxf(largest, ctl->group_part[w][me.q]);
+    const float before = state.inverse_ref;
+    if (largest > 0.f && (state.is_first || largest * before > V_RATIO_MAX)) {
+        const int exponent = (int)(__float_as_uint(largest) >> 23);
+        state.inverse_ref = __uint_as_float((uint32_t)min(max(257 - exponent, 1), 253) << 23);
+    }
+    if (i_thread < 4) {
+        ctl->group_rescale[buffer][me.q] = state.inverse_ref / before;
+        ctl->inv_ref[buffer][me.q] = state.inverse_ref;
+        ctl->ref[me.q] = 1.f / state.inverse_ref;
+    }
+
+    /* 3. base of every head */
+    if (i_thread < S::HEADS) {
+        float delta = ctl->head_part[0][i_thread];
+        for (int w = 1; w < 4; w++)
+            delta = fmaxf(delta, ctl->head_part[w][i_thread]);
+        delta -= P_TOP_LOG2;
+        delta = !is_any ? 0.f : state.is_first ? delta : fmaxf(delta, 0.f);
+        ctl->head_delta[i_thread] = delta;
+        ctl->head_base[i_thread] += delta;
+        ctl->rescale[buffer][i_thread] = state.is_first ? 0.f : exp2_fast(-delta);
+    }
+    bar_sync(BARRIER_SCORE, WARPGROUP);
+#pragma unroll
+    for (int i = 0; i < S::THREAD_HEADS; i++) {
+        const float delta = ctl->head_delta[head_of(i, me.q)];
+        state.minus_base[i] -= delta;
+        state.sum[i] *= ctl->rescale[buffer][head_of(i, me.q)];
+        scores[4 * (i >> 1) + (i & 1)] -= delta;
+        scores[4 * (i >> 1) + (i & 1) + 2] -= delta;
+    }
+    *is_rescaled_p = !state.is_first;
+    state.is_first = state.is_first && !is_any;
+
+    /* 4. does f16 hold what is left? */
+    bool is_exact = is_too_small(scale0, state.inverse_ref) || is_too_small(scale1, state.inverse_ref);
+    if (top > P_EXACT_SCALE)
+#pragma unroll
+        for (int i = 0; i < S::HEADS / 2; i++)
+            is_exact |= scores[i] > P_EXACT_LOG2_LOW && scores[i] < P_EXACT_LOG2_HIGH;
+    return bar_any(BARRIER_SCORE, WARPGROUP, is_exact);
+}
+
+/* Final sums and log-sums; scores' warpgroup. */
+template <class S>
+__device__ __forceinline__ void finish_sums(Softmax<S> &state, attend_sm90_control *ctl, const dsk_attend_block *block,
+                                            const Work &work, const Lane &me)
+{
+    const int head = (int)threadIdx.x % WARPGROUP;
+
+    bar_sync(BARRIER_SCORE, WARPGROUP);
+    publish_heads<Sum, S>(ctl, me, state.sum);
+    bar_sync(BARRIER_SCORE, WARPGROUP);
+    if (head < S::HEADS) {
+        const float sum = ctl->head_part[0][head] + ctl->head_part[1][head] + ctl->head_part[2][head] + ctl->head_part[3][head];
+        const float lse2 = sum == 0.f ? -INFINITY : ctl->head_base[head] + log2f(sum);
+        float factor = sum == 0.f ? 0.f : 1.f / sum;
+
+        if (head < work.n_heads) {
+            const int i_head = work.head0 + head;
+            if (work.is_split) {
+                ((float *)block->part_lse)[(int64_t)work.i_part * block->h_q + i_head] = lse2;
+            } else {
+                if (work.row->lse != 0)
+                    ((float *)work.row->lse)[i_head] = lse2 * LN_2;
+                if (work.row->sink != 0 && sum != 0.f)
+                    factor /= 1.f + exp2f(((const float *)work.row->sink)[i_head] * LOG2_E - lse2);
+            }
+        }
+        ctl->inv_sum[head] = factor;
+    }
+    bar_sync(BARRIER_SUMS, 3 * WARPGROUP);
+}
+
+template <class S>
+__device__ __forceinline__ void run_scores(const dsk_attend_block *block, attend_sm90_control *ctl, uint32_t shared_at,
+                                           const Work &work, float score_unit)
+{
+    const Lane me = my_lane();
+    const int my_row = 16 * me.warp + me.g;
+    const int v_group = me.q % S::GROUPS;
+    const uint32_t query_desc = wgmma_desc(shared_at);
+    const uint32_t rows_at = shared_at + S::STAGES_AT + my_row * S::PITCH;
+    float scores[S::HEADS / 2];
+    KeyBytes bytes;
+    Softmax<S> state;
+    bool was_exact = false;
+
+#pragma unroll
+    for (int i = 0; i < S::THREAD_HEADS; i++) {
+        state.minus_base[i] = 0.f;
+        state.sum[i] = 0.f;
+    }
+    state.inverse_ref = 1.f;
+    state.is_first = true;
+    mbar_wait(&ctl->full[0], 0);
+    load_keys<S>(bytes, rows_at, me.q, 0);
+
+    for (int tile = 0; tile < work.n_tiles; tile++) {
+        const int stage = tile % S::STAGES, buffer = tile & 1;
+        const uint32_t row_at = rows_at + stage * S::STAGE_BYTES;
+        const uint32_t p_at = shared_at + S::P_AT + buffer * S::P_BYTES;
+        RowScales<S> rows;
+        float unit0 = score_unit, unit1 = score_unit;
+
+        /* 1. raw scores */
+        load_scales<S>(rows, row_at);
+        if (bar_any(BARRIER_SCORE, WARPGROUP, !can_fold<S>(rows))) {
+            score_general<S>(scores, rows, bytes, ctl, row_at, query_desc, me, tile > 0);
+        } else {
+            score_folded<S>(scores, rows, bytes, ctl, row_at, query_desc, me, tile > 0);
+            unit0 *= rows.top[0];
+            unit1 *= rows.top[1];
+        }
+
+        /* 2. in log2 units below base; nothing where there is no entry */
+#pragma unroll
+        for (int n = 0; n < S::N_BLOCKS; n++) {
+            scores[4 * n] = fmaf(scores[4 * n], unit0, state.minus_base[2 * n]);
+            scores[4 * n + 1] = fmaf(scores[4 * n + 1], unit0, state.minus_base[2 * n + 1]);
+            scores[4 * n + 2] = fmaf(scores[4 * n + 2], unit1, state.minus_base[2 * n]);
+            scores[4 * n + 3] = fmaf(scores[4 * n + 3], unit1, state.minus_base[2 * n + 1]);
+        }
+        const uint32_t valid = ctl->valid[stage][me.warp];
+        const bool is_valid0 = (valid >> me.g) & 1, is_valid1 = (valid >> (me.g + 8)) & 1;
+        if (valid != 0xffffu)
+#pragma unroll
+            for (int i = 0; i < S::HEADS / 2; i++)
+                scores[i] = (i & 2 ? is_valid1 : is_valid0) ? scores[i] : -INFINITY;
+
+        /* 3. weights, as if nothing had to move; then the vote on whether that held */
+        float tile_sum[S::THREAD_HEADS];
+        const float scale0 = load_shared_f32(row_at + S::SCALES_AT + 4 * v_group);
+        const float scale1 = load_shared_f32(row_at + 8 * S::PITCH + S::SCALES_AT + 4 * v_group);
+        const float top = fmaxf(rows.top[0], rows.top[1]);
+        bool is_rescaled = false, is_exact = false;
+
+        mbar_wait(&ctl->p_empty[buffer], ((tile >> 1) & 1) ^ 1);
+        if (was_exact) /* the tile before lies in both buffers */
+            mbar_wait(&ctl->p_empty[buffer ^ 1], ((tile - 1) >> 1) & 1);
+        bool is_unfit = store_weights<S>(scores, tile_sum, p_at, me);
+        is_unfit |= state.is_first || fmaxf(scale0, scale1) * state.inverse_ref > V_RATIO_MAX || top > P_EXACT_SCALE
+                    || is_too_small(scale0, state.inverse_ref) || is_too_small(scale1, state.inverse_ref);
+        if (bar_any(BARRIER_SCORE, WARPGROUP, is_unfit)) {
+            is_exact = settle_tile<S>(scores, state, ctl, me, scale0, scale1, top, is_valid0 || is_valid1, buffer, &is_rescaled);
+            if (is_exact) {
+                if (tile > 0)
+                    mbar_wait(&ctl->p_empty[buffer ^ 1], ((tile - 1) >> 1) & 1);
+                store_weights_f32<S>(scores, tile_sum, shared_at + S::P_AT, me);
+            } else {
+                store_weights<S>(scores, tile_sum, p_at, me);
+            }
+        }
+        if (me.q < S::GROUPS) {
+            const uint32_t ratios = pack_f16(scale0 * state.inverse_ref, scale1 * state.inverse_ref);
+            ctl->v_scale[buffer][me.q][my_row] = (uint16_t)ratios;
+            ctl->v_scale[buffer][me.q][my_row + 8] = (uint16_t)(ratios >> 16);
+        }
+        if (threadIdx.x % WARPGROUP == 0)
+            ctl->p_flags[buffer] = (is_rescaled ? ATTEND_SM90_P_RESCALE : 0u) | (is_exact ? ATTEND_SM90_P_EXACT : 0u);
+        fence_async_proxy();
+        __syncwarp();
+        if (me.lane == 0)
+            mbar_arrive(&ctl->p_full[buffer]);
+        was_exact = is_exact;
+
+        /* 4. the next tile's first bytes */
+#pragma unroll
+        for (int i = 0; i < S::THREAD_HEADS; i++)
+            state.sum[i] += tile_sum[i];
+        if (tile + 1 < work.n_tiles) {
+            const int next = (tile + 1) % S::STAGES;
+            mbar_wait(&ctl->full[next], ((tile + 1) / S::STAGES) & 1);
+            load_keys<S>(bytes, rows_at + next * S::STAGE_BYTES, me.q, 0);
+        } else {
+            release_output(ctl, me.lane);
+        }
+    }
+    finish_sums<S>(state, ctl, block, work, me);
+}
+
+/* ---- output ------------------------------------------------------------------------------------------ */
+
+/* O^T of one thread: values d0 + [0, 4) (m-tiles 0, 1) and, with 512 values, d0 + 32 + [0, 4) (2, 3); m-tile m of a half
+ * holds value 2 m in entries 4 n + e and 2 m + 1 in 4 n + 2 + e, for head 8 n + 2 q + e. */
+template <class S> using Output = float[S::M_TILES][S::HEADS / 2];
+
+template <class S> __device__ __forceinline__ void rescale_output(Output<S> &o, attend_sm90_control *ctl, int buffer, int group, int q)
+{
+    const float of_group = ctl->group_rescale[buffer][group];
+#pragma unroll
+    for (int i = 0; i < S::THREAD_HEADS; i++) {
+        const float factor = of_group * ctl->rescale[buffer][head_of(i, q)];
+#pragma unroll
+        for (int m = 0; m < S::M_TILES; m++) {
+            o[m][4 * (i >> 1) + (i & 1)] *= factor;
+            o[m][4 * (i >> 1) + (i & 1) + 2] *= factor;
+        }
+    }
+}
+
+/* Bytes of four values of tokens 2 q, 2 q + 1, 2 q + 8 and 2 q + 9 of a quarter. */
+template <class S> __device__ __forceinline__ void load_values(uint32_t (&bytes)[4], uint32_t at)
+{
+    bytes[0] = load_shared_4(at);
+    bytes[1] = load_shared_4(at + S::PITCH);
+    bytes[2] = load_shared_4(at + 8 * S::PITCH);
+    bytes[3] = load_shared_4(at + 9 * S::PITCH);
+}
+
+/* The fragment of m-tile m % 2: pairs of tokens by byte permutation, which is the transpose, then e4m3 -> f16, then scales. */
+__device__ __forceinline__ void convert_values(uint32_t (&a)[4], const uint32_t (&bytes)[4], int odd, uint32_t scales_low,
+                                               uint32_t scales_high)
+{
+    const uint32_t select = odd ? 0x7362u : 0x5140u;
+    uint32_t v0, v1, v2, v3;
+    e4m3x4_to_f16(__byte_perm(bytes[0], bytes[1], select), v0, v1);
+    e4m3x4_to_f16(__byte_perm(bytes[2], bytes[3], select), v2, v3);
+    a[0] = mul_f16x2(v0, scales_low);
+    a[1] = mul_f16x2(v1, scales_low);
+    a[2] = mul_f16x2(v2, scales_high);
+    a[3] = mul_f16x2(v3, scales_high);
+}
+
+/* O += V^T P^T of a tile. Each quarter of the stage is handed back when its bytes are in registers. `bytes` holds the first. */
+template <class S>
+__device__ __forceinline__ void multiply_tile(Output<S> &o, uint32_t (&bytes)[4], uint32_t values_at, uint32_t p_at,
+                                              uint32_t scales_at, uint64_t *empty, int lane)
+{
+    constexpr int IN_FLIGHT = 4;
+    constexpr int STEPS = 4 * S::M_TILES;
+    const uint32_t p_desc = wgmma_desc(p_at);
+    uint32_t a[IN_FLIGHT][4], scales_low = 0, scales_high = 0;
+
+#pragma unroll
+    for (int step = 0; step < STEPS; step++) {
+        const int quarter = step / S::M_TILES, m = step % S::M_TILES;
+        if ((m & 1) == 0) {
+            scales_low = load_shared_4(scales_at + 32 * quarter);
+            scales_high = load_shared_4(scales_at + 32 * quarter + 16);
+        }
+        convert_values(a[step % IN_FLIGHT], bytes, m & 1, scales_low, scales_high);
+        if ((m & 1) == 1 && step + 1 < STEPS) {
+            const int next_quarter = (step + 1) / S::M_TILES, next_m = (step + 1) % S::M_TILES;
+            load_values<S>(bytes, values_at + QUARTER * next_quarter * S::PITCH + 32 * (next_m / 2));
+        }
+        if (m == S::M_TILES - 1) {
+            __syncwarp();
+            if (lane == 0)
+                mbar_arrive(&empty[quarter]);
+        }
+        wgmma_fence();
+        wgmma_f16(o[m], a[step % IN_FLIGHT], p_desc + 2 * quarter, 1);
+        wgmma_commit();
+        if (step + 1 == STEPS)
+            wgmma_wait<0>();
+        else
+            wgmma_wait<IN_FLIGHT - 1>();
+    }
+#pragma unroll
+    for (int m = 0; m < S::M_TILES; m++)
+        wgmma_landed(o[m]);
+}
+
+/* The same in f32 by FFMA, from P [token][head]: no range is too wide for it. */
+template <class S>
+__device__ __noinline__ void multiply_tile_exact(Output<S> &o, uint32_t rows_at, int d0, uint32_t p_at, int group,
+                                                 float inverse_ref, int q)
+{
+#pragma unroll 1
+    for (int token = 0; token < TILE; token++) {
+        const uint32_t row_at = rows_at + token * S::PITCH;
+        const float scale = load_shared_f32(row_at + S::SCALES_AT + 4 * group) * inverse_ref;
+#pragma unroll
+        for (int half = 0; half < S::M_TILES / 2; half++) {
+            uint32_t pair[2];
+            float v[4];
+            e4m3x4_to_f16(load_shared_4(row_at + d0 + 32 * half), pair[0], pair[1]);
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                v[i] = __half2float(__ushort_as_half((unsigned short)(pair[i >> 1] >> (16 * (i & 1))))) * scale;
+#pragma unroll
+            for (int i = 0; i < S::THREAD_HEADS; i++) {
+                const float p = load_shared_f32(p_at + (token * S::HEADS + head_of(i, q)) * 4);
+                float *low = &o[2 * half][4 * (i >> 1) + (i & 1)], *high = &o[2 * half + 1][4 * (i >> 1) + (i & 1)];
+                low[0] = fmaf(p, v[0], low[0]);
+                low[2] = fmaf(p, v[1], low[2]);
+                high[0] = fmaf(p, v[2], high[0]);
+                high[2] = fmaf(p, v[3], high[2]);
+            }
+        }
+    }
+}
+
+/* Four values in a row, at the element type's width. */
+__device__ __forceinline__ void store_f16x4(uint64_t at, const float (&v)[4])
+{
+    *(uint2 *)at = make_uint2(pack_f16(v[0], v[1]), pack_f16(v[2], v[3]));
+}
+
+__device__ __forceinline__ void store_out4(uint64_t row_at, int out_dtype, int d, const float (&v)[4])
+{
+    if (out_dtype == DSK_DTYPE_F32)
+        *(float4 *)(row_at + 4 * d) = make_float4(v[0], v[1], v[2], v[3]);
+    else
+        *(uint2 *)(row_at + 2 * d) = make_uint2(pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]));
+}
+
+template <class S>
+__device__ __forceinline__ void store_output(const Output<S> &o, const attend_sm90_control *ctl, const dsk_attend_block *block,
+                                             const Work &work, int d0, int group, int q)
+{
+    const float ref = ctl->ref[group];
+#pragma unroll
+    for (int i = 0; i < S::THREAD_HEADS; i++) {
+        const int head = head_of(i, q), at = 4 * (i >> 1) + (i & 1);
+        const float inverse = ctl->inv_sum[head];
+        if (head >= work.n_heads)
+            continue;
+#pragma unroll
+        for (int half = 0; half < S::M_TILES / 2; half++) {
+            const int d = d0 + 32 * half;
+            const float factor = work.is_split ? inverse : inverse * ref;
+            float v[4] = {o[2 * half][at] * factor, o[2 * half][at + 2] * factor, o[2 * half + 1][at] * factor,
+                          o[2 * half + 1][at + 2] * factor};
+            if (inverse == 0.f) /* +0, whatever the sign of what was summed */
+                v[0] = v[1] = v[2] = v[3] = 0.f;
+            if (work.is_split)
+                store_f16x4(block->part_out + 2 * (((uint64_t)work.i_part * block->h_q + work.head0 + head) * S::LATENT + d), v);
+            else
+                store_out4(work.row->out + (uint64_t)((work.head0 + head) * work.row->out_head_bytes), block->out_dtype, d, v);
+        }
+    }
+}
+
+template <class S>
+__device__ __forceinline__ void run_output(const dsk_attend_block *block, attend_sm90_control *ctl, uint32_t shared_at,
+                                           const Work &work)
+{
+    const Lane me = my_lane();
+    const int warp = (int)threadIdx.x / WARP; /* 0..7 */
+    const int d0 = warp * S::WARP_VALUES + 4 * me.g;
+    const int group = warp * S::WARP_VALUES / DSK_GROUP_VALUES;
+    const uint32_t stages_at = shared_at + S::STAGES_AT;
+    Output<S> o;
+
+#pragma unroll
+    for (int m = 0; m < S::M_TILES; m++)
+#pragma unroll
+        for (int i = 0; i < S::HEADS / 2; i++)
+            o[m][i] = 0.f;
+
+    for (int tile = 0; tile < work.n_tiles; tile++) {
+        const int stage = tile % S::STAGES, buffer = tile & 1;
+        const uint32_t values_at = stages_at + stage * S::STAGE_BYTES + 2 * me.q * S::PITCH + d0;
+        uint32_t bytes[4];
+
+        mbar_wait(&ctl->full[stage], (tile / S::STAGES) & 1);
+        load_values<S>(bytes, values_at);
+        mbar_wait(&ctl->p_full[buffer], (tile >> 1) & 1);
+        mbar_wait(&ctl->go, tile & 1);
+        const uint32_t flags = ctl->p_flags[buffer];
+        if (flags & ATTEND_SM90_P_RESCALE)
+            rescale_output<S>(o, ctl, buffer, group, me.q);
+        if (flags & ATTEND_SM90_P_EXACT) {
+            multiply_tile_exact<S>(o, stages_at + stage * S::STAGE_BYTES, d0, shared_at + S::P_AT, group,
+                                   ctl->inv_ref[buffer][group], me.q);
+            __syncwarp();
+            if (me.lane < 4)
+                mbar_arrive(&ctl->empty[stage][me.lane]);
+        } else {
+            multiply_tile<S>(o, bytes, values_at, shared_at + S::P_AT + buffer * S::P_BYTES,
+                             shared_address(&ctl->v_scale[buffer][group][2 * me.q]), ctl->empty[stage], me.lane);
+        }
+        __syncwarp();
+        if (me.lane == 0)
+            mbar_arrive(&ctl->p_empty[buffer]);
+    }
+    bar_sync(BARRIER_SUMS, 3 * WARPGROUP);
+    store_output<S>(o, ctl, block, work, d0, group, me.q);
+}
+
+/* ---- the CTA ----------------------------------------------------------------------------------------- */
+
+__device__ __forceinline__ int live_entries(const dsk_attend_row *row)
+{
+    if (row->length == 0)
+        return row->topk;
+    return min(max(*(const volatile int *)row->length, 0), row->topk);
+}
+
+template <class S> __device__ __forceinline__ void init_control(attend_sm90_control *ctl)
+{
+    for (int s = 0; s < S::STAGES; s++) {
+        mbar_init(&ctl->full[s], S::IS_BULK ? 4 : WARPGROUP + 4);
+        for (int quarter = 0; quarter < 4; quarter++)
+            mbar_init(&ctl->empty[s][quarter], 8);
+    }
+    for (int buffer = 0; buffer < 2; buffer++) {
+        mbar_init(&ctl->p_full[buffer], 4);
+        mbar_init(&ctl->p_empty[buffer], 8);
+    }
+    mbar_init(&ctl->go, 4);
+    mbar_init_done();
+}
+
+/* A CTA whose part of the list is empty. */
+template <class S> __device__ __forceinline__ void write_empty(const dsk_attend_block *block, const Work &work)
+{
+    const float zero[4] = {0.f, 0.f, 0.f, 0.f};
+    const int head = (int)threadIdx.x;
+
+    if (work.is_split) {
+        if (head < work.n_heads)
+            ((float *)block->part_lse)[(int64_t)work.i_part * block->h_q + work.head0 + head] = -INFINITY;
+        return;
+    }
+    if (head < work.n_heads && work.row->lse != 0)
+        ((float *)work.row->lse)[work.head0 + head] = -INFINITY;
+    for (int i = (int)threadIdx.x; i < work.n_heads * (S::LATENT / 4); i += ATTEND_SM90_THREADS)
+        store_out4(work.row->out + (uint64_t)((work.head0 + i / (S::LATENT / 4)) * work.row->out_head_bytes), block->out_dtype,
+                   i % (S::LATENT / 4) * 4, zero);
+}
+
+/* One thread. Splits leave their count and their units for the merge. */
+template <class S>
+__device__ __forceinline__ void write_side(const dsk_attend_block *block, const attend_sm90_control *ctl, const Work &work,
+                                           int n_head_blocks, uint32_t n_bad)
+{
+    if (work.is_split) {
+        attend_sm90_side *side = (attend_sm90_side *)block->part_ref + (int64_t)work.i_part * n_head_blocks + work.head_block;
+        side->n_bad = n_bad;
+    } else if (work.head_block == 0 && work.row->n_bad != 0) {
+        *(uint32_t *)work.row->n_bad = n_bad;
+    }
+}
+
+template <class S> __device__ __forceinline__ void attend(const dsk_attend_block *block)
+{
+    extern __shared__ __align__(1024) uint8_t shared[];
+    attend_sm90_control *ctl = (attend_sm90_control *)(shared + S::CONTROL_AT);
+    const uint32_t shared_at = shared_address(shared);
+    const int n_splits = block->n_splits;
+    const int n_head_blocks = (int)gridDim.x / n_splits;
+    const int warpgroup = (int)threadIdx.x / WARPGROUP;
+    const int split = (int)blockIdx.x / n_head_blocks;
+    Work work;
+
+    /* 1. what this CTA is for */
+    work.row = (const dsk_attend_row *)block->rows + blockIdx.y;
+    work.is_split = block->part_out != 0;
+    if (work.is_split)
+        let_dependents_start();
+    if (work.row->out == 0)
+        return;
+    work.head_block = (int)blockIdx.x % n_head_blocks;
+    work.head0 = work.head_block * S::HEADS;
+    work.n_heads = min(block->h_q - work.head0, S::HEADS);
+    work.i_part = (int)blockIdx.y * n_splits + split;
+    if (threadIdx.x == 0) {
+        ctl->n_live = live_entries(work.row); /* read once: another process may be writing it */
+        init_control<S>(ctl);
+    }
+    if (threadIdx.x < S::HEADS)
+        ctl->head_base[threadIdx.x] = 0.f;
+    if (threadIdx.x < ATTEND_SM90_MAX_GROUPS)
+        ctl->ref[threadIdx.x] = 1.f;
+    __syncthreads();
+    work.first = split * block->split_entries;
+    work.end = min(ctl->n_live, work.first + block->split_entries);
+    work.n_tiles = work.end > work.first ? (work.end - work.first + TILE - 1) / TILE : 0;
+    if (work.n_tiles == 0) {
+        write_empty<S>(block, work);
+        if (threadIdx.x == 0)
+            write_side<S>(block, ctl, work, n_head_blocks, 0);
+        return;
+    }
+
+    /* 2. the query, by everyone but the loader */
+    float score_unit = 0.f;
+    if (warpgroup < 3)
+        score_unit = bring_query<S>(ctl, shared_at, work);
+
+    /* 3. the roles part; each pair of braces has its own registers */
+    if (warpgroup == 3) {
+        uint32_t n_bad;
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(LOADER_REGISTERS));
+        run_loader<S>(&block->kv, ctl, shared_at + S::STAGES_AT, work, &n_bad);
+        if (threadIdx.x % WARPGROUP == 0)
+            write_side<S>(block, ctl, work, n_head_blocks, n_bad);
+    } else if (warpgroup == 2) {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(SCORE_REGISTERS));
+        run_scores<S>(block, ctl, shared_at, work, score_unit);
+        if (work.is_split && threadIdx.x % WARPGROUP < ATTEND_SM90_MAX_GROUPS) {
+            attend_sm90_side *side = (attend_sm90_side *)block->part_ref + (int64_t)work.i_part * n_head_blocks + work.head_block;
+            side->ref[threadIdx.x % WARPGROUP] = ctl->ref[threadIdx.x % WARPGROUP];
+        }
+    } else {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(OUTPUT_REGISTERS));
+        run_output<S>(block, ctl, shared_at, work);
+    }
+}
+
+} /* namespace attend_sm90 */
+
+#endif /* KERNELS_CUDA_ATTEND_SM90_CUH */

@@ -1,0 +1,107 @@
+// lists.cu - index mapping, merging of partial results, and the fault that tests inject.
+#include "../gpu/gpu_args.h"
+#include "rows.cuh"
+
+static constexpr unsigned ALL = 0xffffffffu;
+static constexpr int MAP_BLOCK = 512, MERGE_BLOCK = 128;
+
+// ---- map: a row per block ----------------------------------------------------------------------
+
+extern "C" __global__ void __launch_bounds__(MAP_BLOCK) gpu_map(const gpu_map_args args)
+{
+    const int64_t i_row = blockIdx.x;
+    const int32_t *logical = (const int32_t *)(args.logical + (uint64_t)(i_row * args.logical_row_bytes));
+    const int32_t *table = (const int32_t *)(args.tables + (uint64_t)(i_row * args.table_row_bytes));
+    int32_t *physical = (int32_t *)(args.physical + (uint64_t)(i_row * args.physical_row_bytes));
+    const int64_t seq_len = load_once((const int32_t *)args.seq_lens + i_row);
+    __shared__ uint32_t total;
+    uint32_t n_bad = 0;
+
+    if (threadIdx.x == 0)
+        total = 0;
+    __syncthreads();
+    for (int64_t i = threadIdx.x; i < args.topk; i += MAP_BLOCK) {
+        const int32_t pos = load_once(logical + i);
+        const int64_t slot = map_position(pos, seq_len, table, args.n_table, args.n_slots);
+
+        n_bad += slot < 0 && pos != -1;
+        physical[i] = (int32_t)slot;
+    }
+    if (args.n_bad == 0)
+        return;
+    n_bad = __reduce_add_sync(ALL, n_bad);
+    if (threadIdx.x % 32 == 0)
+        atomicAdd(&total, n_bad);
+    __syncthreads();
+    if (threadIdx.x == 0)
+        ((uint32_t *)args.n_bad)[i_row] = total;
+}
+
+// ---- merge: a row and head per block -------------------------------------------------------------
+//   lse = ln sum exp(lse_p);  out = sum exp(lse_p - lse) out_p, parts in their order
+
+DEV float load_value(uint64_t at, int32_t dtype, int64_t i)
+{
+    return dtype == DSK_DTYPE_F32 ? ((const float *)at)[i] : bf16_to_f32(((const uint16_t *)at)[i]);
+}
+
+DEV void store_value(uint64_t at, int32_t dtype, int64_t i, float x)
+{
+    if (dtype == DSK_DTYPE_F32)
+        ((float *)at)[i] = x;
+    else
+        ((uint16_t *)at)[i] = (uint16_t)pack_bf16(x, 0);
+}
+
+extern "C" __global__ void __launch_bounds__(MERGE_BLOCK) gpu_merge(const gpu_merge_args args)
+{
+    const int64_t column = (int64_t)blockIdx.x * gridDim.y + blockIdx.y;
+    const float *lse_parts = (const float *)args.lse_parts + column;
+    const int64_t d_v = args.d_v;
+    float most = -INFINITY, sum = 0;
+    int32_t n_full = 0, last = 0;
+
+    for (int32_t p = 0; p < args.n_parts; p++) {
+        const float lse = lse_parts[p * args.n_columns];
+
+        if (lse == -INFINITY)
+            continue;
+        most = lse > most ? lse : most;
+        last = p;
+        n_full++;
+    }
+    for (int32_t p = 0; p < args.n_parts && n_full > 1; p++) {
+        const float lse = lse_parts[p * args.n_columns];
+
+        if (lse != -INFINITY)
+            sum += expf(lse - most);
+    }
+    const float total = n_full == 0 ? -INFINITY : n_full == 1 ? lse_parts[last * args.n_columns] : most + logf(sum);
+    const float part = 1.0f / sum;
+    for (int64_t i = threadIdx.x; i < d_v; i += MERGE_BLOCK) {
+        const int64_t to = column * d_v + i;
+
+        if (n_full == 1 && args.part_dtype == args.out_dtype && args.out_dtype == DSK_DTYPE_BF16) {
+            // bit for bit, NaN and all
+            ((uint16_t *)args.out)[to] = ((const uint16_t *)args.out_parts)[last * args.n_columns * d_v + to];
+            continue;
+        }
+        float x = n_full == 1 ? load_value(args.out_parts, args.part_dtype, last * args.n_columns * d_v + to) : 0;
+        for (int32_t p = 0; p < args.n_parts && n_full > 1; p++) {
+            const float lse = lse_parts[p * args.n_columns];
+
+            if (lse != -INFINITY)
+                x += expf(lse - most) * part * load_value(args.out_parts, args.part_dtype, p * args.n_columns * d_v + to);
+        }
+        store_value(args.out, args.out_dtype, to, x);
+    }
+    if (args.lse != 0 && threadIdx.x == 0)
+        ((float *)args.lse)[column] = total;
+}
+
+// ---- fault ---------------------------------------------------------------------------------------
+
+extern "C" __global__ void gpu_fault()
+{
+    __trap();
+}

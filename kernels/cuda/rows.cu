@@ -1,0 +1,356 @@
+// rows.cu - append (quantise), the readers (dequantise) and the gather, a row per warp.
+//
+//   append  rows bf16 [n_rows, d_qk] -> cache rows of slots[n_rows]
+//   read    cache rows -> out bf16 [n_rows, d_qk], dense
+// A lane takes eight values at a time: 16 bytes of bf16, 8 bytes of e4m3. A group of 128 values is then 16 lanes, so
+// its largest magnitude takes four shuffles. All accesses of a warp are to neighbouring bytes.
+// Bound by memory: 656 + 1152 bytes a row of scaled_512_64 in either direction.
+#include "../gpu/gpu_args.h"
+#include "rows.cuh"
+
+static constexpr unsigned ALL = 0xffffffffu;
+static constexpr int WARP = 32, WARPS = 8; // of a block
+
+DEV bool is_nonfinite(uint32_t bits)
+{
+    return (bits & 0x7f80u) == 0x7f80u;
+}
+
+DEV void unpack_bf16(uint4 x, uint32_t v[8])
+{
+    const uint32_t w[4] = {x.x, x.y, x.z, x.w};
+
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        v[2 * i] = w[i] & 0xffffu;
+        v[2 * i + 1] = w[i] >> 16;
+    }
+}
+
+// ---- append ---------------------------------------------------------------------------------
+
+// What a group is divided by, and the same as a factor where that is exact.
+struct divisor {
+    float scale, factor;
+    bool is_exact; // scale is a power of two, so x * factor rounds like x / scale
+};
+
+DEV float scale_pow2(uint32_t amax_bits)
+{
+    uint32_t bits = amax_bits << 16;
+
+    if (__uint_as_float(bits) <= DSK_E4M3_MAX * 0x1p-13f)
+        return 0x1p-13f;
+    // amax = 1.m * 2^e, and 448 = 1.75 * 2^8
+    uint32_t up = (bits & 0x7fffffu) > 0x600000u;
+    return __uint_as_float(((bits >> 23) - 8u + up) << 23);
+}
+
+DEV divisor divisor_of(uint32_t amax_bits, uint32_t rule)
+{
+    divisor d;
+
+    d.is_exact = rule == DSK_RULE_POW2;
+    d.scale = d.is_exact ? scale_pow2(amax_bits)
+                         : fmaxf(__fdiv_rn(__uint_as_float(amax_bits << 16), DSK_E4M3_MAX), 0x1p-126f);
+    d.factor = d.is_exact ? __uint_as_float((254u << 23) - __float_as_uint(d.scale)) : 0;
+    return d;
+}
+
+DEV float quotient(uint32_t bits, const divisor &d)
+{
+    float x = bf16_to_f32((bits & 0x7fffu) <= 0x7f80u ? bits : 0); // NaN writes 0
+
+    return d.is_exact ? x * d.factor : __fdiv_rn(x, d.scale);
+}
+
+DEV uint2 quantise8(const uint32_t v[8], const divisor &d)
+{
+    float x[8];
+
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        x[i] = quotient(v[i], d);
+    return make_uint2(pack_e4m3(x[0], x[1], x[2], x[3]), pack_e4m3(x[4], x[5], x[6], x[7]));
+}
+
+DEV uint32_t count8(const uint32_t v[8])
+{
+    uint32_t n = 0;
+
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        n += is_nonfinite(v[i]);
+    return n;
+}
+
+// Largest finite magnitude of eight values, as bf16 bits, which order like the magnitudes.
+DEV uint32_t max8(const uint32_t v[8])
+{
+    uint32_t most = 0;
+
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        uint32_t mag = v[i] & 0x7fffu;
+
+        most = max(most, mag < 0x7f80u ? mag : 0u);
+    }
+    return most;
+}
+
+template <class L>
+DEV uint32_t append_scaled(const uint16_t *x, uint8_t *dst, uint32_t rule, bool is_write, bool is_aligned, int lane)
+{
+    constexpr int n_steps = L::latent / (8 * WARP);
+    uint4 latent[n_steps], rope = make_uint4(0, 0, 0, 0);
+    uint32_t n_odd = 0;
+
+#pragma unroll
+    for (int i = 0; i < n_steps; i++)
+        latent[i] = load_bf16x8(x + 8 * (WARP * i + lane), is_aligned);
+    if (8 * lane < L::rope)
+        rope = load_bf16x8(x + L::latent + 8 * lane, is_aligned);
+#pragma unroll
+    for (int i = 0; i < n_steps; i++) {
+        uint32_t v[8], most;
+
+        unpack_bf16(latent[i], v);
+        n_odd += count8(v);
+        most = max8(v);
+#pragma unroll
+        for (int mask = 8; mask > 0; mask /= 2)
+            most = max(most, __shfl_xor_sync(ALL, most, mask));
+        const divisor d = divisor_of(most, rule);
+        if (!is_write)
+            continue;
+        *(uint2 *)(dst + 8 * (WARP * i + lane)) = quantise8(v, d);
+        if (lane % 16 == 0)
+            *(float *)(dst + L::scale_at + 4 * (2 * i + lane / 16)) = d.scale;
+    }
+    if (is_write && 8 * lane < L::rope) {
+        *(uint2 *)(dst + L::rope_at + 16 * lane) = make_uint2(rope.x, rope.y);
+        *(uint2 *)(dst + L::rope_at + 16 * lane + 8) = make_uint2(rope.z, rope.w);
+    }
+    return n_odd;
+}
+
+template <class L>
+DEV uint32_t append_raw(const uint16_t *x, uint8_t *dst, float scale, bool is_write, bool is_aligned, int lane)
+{
+    const divisor d = {scale, 0, false};
+    uint32_t n_odd = 0;
+
+    for (int at = 8 * lane; at < L::d_qk; at += 8 * WARP) {
+        uint32_t v[8];
+
+        unpack_bf16(load_bf16x8(x + at, is_aligned), v);
+        n_odd += count8(v);
+        if (is_write)
+            *(uint2 *)(dst + at) = quantise8(v, d);
+    }
+    return n_odd;
+}
+
+template <class L>
+DEV void append_bf16(const uint16_t *x, uint8_t *dst, bool is_aligned, int lane)
+{
+    for (int at = 8 * lane; at < L::d_qk; at += 8 * WARP) {
+        const uint4 v = load_bf16x8(x + at, is_aligned);
+
+        *(uint2 *)(dst + 2 * at) = make_uint2(v.x, v.y);
+        *(uint2 *)(dst + 2 * at + 8) = make_uint2(v.z, v.w);
+    }
+}
+
+// Returns this lane's count of values that are not finite.
+template <class L>
+DEV uint32_t append_row(const gpu_append_args &args, int64_t i, int64_t slot, bool is_write, int lane)
+{
+    const uint16_t *x = (const uint16_t *)(args.rows + (uint64_t)(i * args.row_bytes));
+    uint8_t *dst = row_of(args.kv, L::row_bytes, slot);
+    const bool is_aligned = ((args.rows | (uint64_t)args.row_bytes) & 15u) == 0;
+
+    if (L::enc == BF16) {
+        if (is_write)
+            append_bf16<L>(x, dst, is_aligned, lane);
+        return 0;
+    }
+    if (L::enc == RAW)
+        return append_raw<L>(x, dst, args.kv.raw_scale, is_write, is_aligned, lane);
+    return append_scaled<L>(x, dst, args.rule, is_write, is_aligned, lane);
+}
+
+// The host has checked the slots; they are bounded again because they came through memory.
+DEV void append(const gpu_append_args &args, const int32_t *slots)
+{
+    const int lane = threadIdx.x % WARP;
+    const int64_t i = (int64_t)blockIdx.x * WARPS + threadIdx.x / WARP;
+    uint32_t n_odd = 0;
+
+    if (i >= args.n_rows)
+        return;
+    const int32_t slot = slots[i];
+    const bool is_write = slot >= 0 && slot < args.kv.n_slots;
+    if (is_write || slot == GPU_SLOT_SUPERSEDED)
+        FOR_LAYOUT(args.kv.layout, n_odd = append_row<L>(args, i, is_write ? slot : 0, is_write, lane))
+    if (args.n_nonfinite != 0) {
+        n_odd = __reduce_add_sync(ALL, n_odd);
+        if (lane == 0)
+            ((uint32_t *)args.n_nonfinite)[i] = n_odd;
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(WARPS *WARP) gpu_append(const gpu_append_args args)
+{
+    append(args, (const int32_t *)args.slots);
+}
+
+extern "C" __global__ void __launch_bounds__(WARPS *WARP) gpu_append_few(const __grid_constant__ gpu_append_few few)
+{
+    append(few.args, few.slots);
+}
+
+extern "C" __global__ void __launch_bounds__(WARPS *WARP) gpu_append_check(const gpu_append_args args)
+{
+    const int lane = threadIdx.x % WARP;
+    const int64_t i = (int64_t)blockIdx.x * WARPS + threadIdx.x / WARP;
+    uint32_t n_odd = 0;
+
+    if (i >= args.n_rows || ((const int32_t *)args.slots)[i] < 0)
+        return;
+    FOR_LAYOUT(args.kv.layout, n_odd = append_row<L>(args, i, 0, false, lane))
+    if (__any_sync(ALL, n_odd != 0) && lane == 0)
+        atomicMin((int32_t *)args.first_bad, (int32_t)i);
+}
+
+// ---- read -----------------------------------------------------------------------------------
+
+// A product that is NaN, with the bits of the CPU's: a NaN code before a NaN scale before 0 * inf.
+DEV uint32_t nan_bits(uint32_t byte, float scale)
+{
+    if ((byte & 0x7fu) == 0x7fu)
+        return (byte & 0x80u) << 8 | 0x7fc0u;
+    return scale != scale ? __float_as_uint(scale) >> 16 | 0x40u : 0xffc0u;
+}
+
+DEV uint4 dequant8(uint2 bytes, float scale)
+{
+    const uint32_t in[2] = {bytes.x, bytes.y};
+    uint32_t out[4];
+    float v[8], sum = 0;
+
+    unpack_e4m3(in[0], v);
+    unpack_e4m3(in[1], v + 4);
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        v[i] *= scale;
+        sum += v[i] * 0.0f; // NaN if one of them is NaN or infinite
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        out[i] = pack_bf16(v[2 * i], v[2 * i + 1]);
+    if (sum != sum) {
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            uint32_t byte = in[i / 4] >> (8 * (i % 4)) & 0xffu, shift = 16 * (i % 2);
+
+            if (v[i] != v[i])
+                out[i / 2] = (out[i / 2] & ~(0xffffu << shift)) | nan_bits(byte, scale) << shift;
+        }
+    }
+    return make_uint4(out[0], out[1], out[2], out[3]);
+}
+
+DEV uint4 load_row16(const uint8_t *p) // rows start at a multiple of 8
+{
+    const uint2 lo = *(const uint2 *)p, hi = *(const uint2 *)(p + 8);
+
+    return make_uint4(lo.x, lo.y, hi.x, hi.y);
+}
+
+template <class L>
+DEV void read_row(const dsk_kv_view &kv, int64_t slot, uint16_t *out, bool is_aligned, int lane)
+{
+    const uint8_t *row = row_of(kv, L::row_bytes, slot);
+
+    if (L::enc == BF16) {
+        for (int at = 8 * lane; at < L::d_qk; at += 8 * WARP)
+            store_bf16x8(out + at, load_row16(row + 2 * at), is_aligned);
+        return;
+    }
+    constexpr int n_values = L::enc == RAW ? L::d_qk : L::latent;
+    constexpr int n_steps = (n_values + 8 * WARP - 1) / (8 * WARP);
+    uint2 bytes[n_steps];
+    float scale[n_steps];
+    uint4 rope = make_uint4(0, 0, 0, 0);
+
+#pragma unroll
+    for (int i = 0; i < n_steps; i++) {
+        const int at = 8 * (WARP * i + lane);
+
+        bytes[i] = at < n_values ? *(const uint2 *)(row + at) : make_uint2(0, 0);
+        scale[i] = L::enc == RAW ? kv.raw_scale : *(const float *)(row + L::scale_at + 4 * (at / DSK_GROUP_VALUES));
+    }
+    if (L::enc == SCALED && 8 * lane < L::rope)
+        rope = load_row16(row + L::rope_at + 16 * lane);
+#pragma unroll
+    for (int i = 0; i < n_steps; i++) {
+        const int at = 8 * (WARP * i + lane);
+
+        if (at < n_values)
+            store_bf16x8(out + at, dequant8(bytes[i], scale[i]), is_aligned);
+    }
+    if (L::enc == SCALED && 8 * lane < L::rope)
+        store_bf16x8(out + L::latent + 8 * lane, rope, is_aligned);
+}
+
+// Slot of output row i, or -1. An entry of a gather is rewritten on the way: its place in new_indices may be the very
+// word just read.
+DEV int64_t source_slot(const gpu_read_args &args, int64_t i, int lane)
+{
+    int64_t slot;
+
+    if (args.mode == GPU_READ_FULL)
+        return i;
+    if (args.mode == GPU_READ_PAGED)
+        return map_position(args.first + i, INT64_MAX, (const int32_t *)args.list, args.n_list, args.kv.n_slots);
+    if (args.mode == GPU_READ_SELECTED) {
+        slot = load_once((const int32_t *)args.list + i);
+        return slot < args.kv.n_slots ? slot : -1;
+    }
+    int64_t i_row = i / args.topk;
+    slot = 0;
+    if (lane == 0) {
+        slot = load_once((const int32_t *)(args.list + (uint64_t)(i_row * args.list_row_bytes)) + (i - i_row * args.topk));
+        slot = slot >= 0 && slot < args.kv.n_slots ? slot : -1;
+        ((int32_t *)args.new_indices)[i] = slot < 0 ? -1 : (int32_t)i;
+    }
+    return __shfl_sync(ALL, slot, 0);
+}
+
+extern "C" __global__ void __launch_bounds__(WARPS *WARP) gpu_read(const gpu_read_args args)
+{
+    const int lane = threadIdx.x % WARP;
+    const int64_t i = (int64_t)blockIdx.x * WARPS + threadIdx.x / WARP;
+
+    if (i >= args.n_rows)
+        return;
+    // One lane's load decides for the warp: the list may be changing.
+    const int64_t slot = __shfl_sync(ALL, source_slot(args, i, lane), 0);
+    const bool is_aligned = (args.out & 15u) == 0;
+    if (slot >= 0)
+        FOR_LAYOUT(args.kv.layout,
+                   read_row<L>(args.kv, slot, (uint16_t *)args.out + i * L::d_qk, is_aligned, lane))
+}
+
+extern "C" __global__ void __launch_bounds__(WARPS *WARP) gpu_clean(const gpu_clean_args args)
+{
+    const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+
+    if (i >= args.n_entries)
+        return;
+    int64_t i_row = i / args.topk;
+    const int32_t *row = (const int32_t *)(args.indices + (uint64_t)(i_row * args.indices_row_bytes));
+    int64_t slot = load_once(row + (i - i_row * args.topk));
+    ((int32_t *)args.new_indices)[i] = slot >= 0 && slot < args.n_slots ? (int32_t)slot : -1;
+}

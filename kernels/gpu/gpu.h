@@ -1,0 +1,231 @@
+/* gpu.h - private types of the GPU backends' host code: device, stream, event, and what a vendor brings.
+ *
+ * Threads: everything here runs on the thread that uses the device. Memory: a stream takes its scratch, pinned ring
+ * and argument block when it is created; operations take none, except that the first launch of a shape records a
+ * graph. Loss: a driver's answer that is neither success nor a plain refusal retires the device; from then on every
+ * call returns DSK_E_DEVICE and touches the driver no more, until close destroys the context. */
+#ifndef KERNELS_GPU_H
+#define KERNELS_GPU_H
+
+#include "../cuda/attend_args.h"
+#include "../dsk_backend.h"
+#include "gpu_args.h"
+#include "gpu_driver.h"
+
+/* ---- code: kernels, and which of them serves which shape ------------------------------------- */
+
+/* The kernels that every vendor provides, under these positions of its list. */
+enum gpu_function {
+    GPU_FN_APPEND,       /* struct gpu_append_args; a row per wave */
+    GPU_FN_APPEND_FEW,   /* struct gpu_append_few */
+    GPU_FN_APPEND_CHECK, /* struct gpu_append_args: lowers first_bad, writes nothing else */
+    GPU_FN_READ,         /* struct gpu_read_args; a row per wave */
+    GPU_FN_CLEAN,        /* struct gpu_clean_args; an entry per thread */
+    GPU_FN_MAP,          /* struct gpu_map_args; a row per block */
+    GPU_FN_MERGE,        /* struct gpu_merge_args; a column per block */
+    GPU_FN_FAULT,        /* no arguments: stops with an error that is sticky */
+    GPU_N_FUNCTIONS
+};
+
+#define GPU_MAX_FUNCTIONS 64
+#define GPU_MAX_IMAGES    8
+#define GPU_BLOCK         256 /* threads of a block of the kernels above, but for map and merge */
+#define GPU_MAP_BLOCK     512
+#define GPU_MERGE_BLOCK   128
+
+struct gpu_image {
+    const void *bytes;
+    int32_t arch_major; /* the one architecture that it is for; 0: any */
+    int32_t arch_minor;
+};
+
+struct gpu_kernel {
+    const char *name;
+    int32_t image;
+};
+
+/* What an attend launch depends on; the key of its graph. Zeroed before it is filled, compared as bytes. */
+struct gpu_attend_shape {
+    uint32_t layout;
+    int32_t n_rows; /* padded to a bucket */
+    int32_t h_q;
+    int32_t topk; /* the longest list, rounded up to 64 */
+    int32_t out_dtype;
+    uint32_t flags;
+    uint32_t is_aligned; /* q, out and the plane by 16 bytes throughout */
+};
+
+struct gpu_attend_launch {
+    int32_t function; /* position in the vendor's list; < 0: none */
+    struct gpu_launch_dims dims;
+};
+
+struct gpu_attend_plan {
+    struct gpu_attend_launch main;
+    struct gpu_attend_launch combine;
+    int32_t n_splits;
+    int32_t split_entries;
+    uint64_t part_out_bytes; /* of the whole launch; 0 where n_splits is 1 */
+    uint64_t part_lse_bytes;
+    uint64_t part_ref_bytes;
+};
+
+struct gpu_code {
+    const char *missing; /* why there is no device code in this build; NULL: there is */
+    const struct gpu_image *images;
+    const struct gpu_kernel *kernels; /* the first GPU_N_FUNCTIONS as in enum gpu_function */
+    int32_t n_images;
+    int32_t n_kernels;
+    /* false: not served; fills err. is_portable: never a kernel that is for one architecture alone. */
+    bool (*plan_attend)(const struct gpu_props *props, const struct gpu_attend_shape *shape, bool is_portable,
+                        struct gpu_attend_plan *plan_p, struct dsk_err *err);
+};
+
+/* ---- device ---------------------------------------------------------------------------------- */
+
+struct gpu_device {
+    struct dsk_device base;
+    struct gpu_driver driver;
+    const struct gpu_code *code;
+    struct gpu_props props;
+    void *context;
+    void *modules[GPU_MAX_IMAGES];
+    void *functions[GPU_MAX_FUNCTIONS]; /* NULL: its image is not for this device */
+    int32_t ordinal;
+    uint32_t flags; /* DSK_DEVICE_* */
+    bool is_lost;
+};
+
+/* ---- stream ---------------------------------------------------------------------------------- */
+
+#define GPU_RING_SEGMENTS     8
+#define GPU_RING_SEGMENT_BYTES ((uint64_t)512 << 10)
+#define GPU_LAUNCH_ROWS       4096 /* query rows of one launch; more take several */
+#define GPU_LAUNCH_SLOTS      (128 << 10) /* rows of one append launch */
+#define GPU_PART_BYTES        ((uint64_t)64 << 20)
+#define GPU_N_GRAPHS          64
+#define GPU_BLOCK_BYTES       256 /* room for struct dsk_attend_block; its rows follow */
+
+/* Pinned memory that is handed out in order and used again once the stream has passed its last use. */
+struct gpu_ring {
+    uint8_t *host;
+    uint64_t used; /* of the segment */
+    int32_t segment;
+    void *events[GPU_RING_SEGMENTS];
+    bool is_recorded[GPU_RING_SEGMENTS];
+};
+
+struct gpu_graph {
+    struct gpu_attend_shape key;
+    void *exec; /* NULL: the place is free */
+    uint64_t used_at;
+};
+
+struct gpu_stream {
+    struct dsk_stream base;
+    void *handle;
+    struct gpu_ring ring;
+    uint64_t memory; /* one allocation; the four below lie in it */
+    uint64_t block;  /* GPU_BLOCK_BYTES, then struct dsk_attend_row [GPU_LAUNCH_ROWS] */
+    uint64_t slots;  /* int32 [GPU_LAUNCH_SLOTS] */
+    uint64_t flag;   /* int32 */
+    uint64_t parts;  /* GPU_PART_BYTES */
+    uint64_t *slot_table; /* host: finds equal slots of a batch */
+    struct gpu_graph graphs[GPU_N_GRAPHS];
+    uint64_t graph_clock;
+    uint64_t n_captures; /* counts, for tests */
+    uint64_t n_replays;
+};
+
+struct gpu_event {
+    struct dsk_event base;
+    void *handle;
+    bool is_recorded;
+};
+
+static inline struct gpu_device *dsk_gpu_device(const struct dsk_stream *s)
+{
+    return (struct gpu_device *)s->dev;
+}
+
+static inline struct gpu_stream *dsk_gpu_stream(struct dsk_stream *s)
+{
+    return (struct gpu_stream *)s;
+}
+
+static inline uint64_t dsk_gpu_round_up(uint64_t n, uint64_t step)
+{
+    return (n + step - 1) / step * step;
+}
+
+/* ---- opening (gpu_device.c; driver_*.c) -------------------------------------------------------- */
+
+/* config->kind is DSK_DEVICE_CUDA. Errors as dsk_device_open's. */
+dsk_status dsk_gpu_open(const struct dsk_device_config *config, struct dsk_device **dev_p, struct dsk_err *err);
+
+/* Opens the vendor's library and fills *driver. DSK_E_NO_DEVICE with the reason; DSK_E_NO_MEMORY. */
+dsk_status dsk_gpu_load_cuda(struct gpu_driver *driver, struct dsk_err *err);
+
+/* The device code of this build. Never NULL. */
+const struct gpu_code *dsk_gpu_code_cuda(void);
+
+/* Starts every operation: DSK_E_DEVICE if the device is lost, else its context is current. */
+DSK_MUST_CHECK dsk_status dsk_gpu_enter(struct gpu_device *gpu);
+
+/* A driver's result as a status: refusals stay what they are, anything else retires the device. */
+DSK_MUST_CHECK dsk_status dsk_gpu_status(struct gpu_device *gpu, int result, const char *what);
+
+/* The same within an operation, where some of its work may be under way: whatever it is, it retires the device. */
+DSK_MUST_CHECK dsk_status dsk_gpu_work(struct gpu_device *gpu, int result, const char *what, struct dsk_err *err);
+
+/* ---- streams (gpu_stream.c) -------------------------------------------------------------------- */
+
+dsk_status dsk_gpu_stream_create(struct dsk_device *dev, struct dsk_stream **stream_p);
+void dsk_gpu_stream_destroy(struct dsk_stream *stream);
+dsk_status dsk_gpu_stream_sync(struct dsk_stream *stream);
+dsk_status dsk_gpu_event_create(struct dsk_device *dev, struct dsk_event **event_p);
+void dsk_gpu_event_destroy(struct dsk_event *event);
+dsk_status dsk_gpu_event_record(struct dsk_event *event, struct dsk_stream *stream);
+dsk_status dsk_gpu_event_is_done(struct dsk_event *event, bool *done_p);
+dsk_status dsk_gpu_copy_in(struct dsk_stream *s, uint64_t dst, const void *src, uint64_t bytes);
+dsk_status dsk_gpu_copy_out(struct dsk_stream *s, void *dst, uint64_t src, uint64_t bytes);
+dsk_status dsk_gpu_mem_set(struct dsk_stream *s, uint64_t dst, uint8_t byte, uint64_t bytes);
+
+/* Pinned memory of at most GPU_RING_SEGMENT_BYTES that stays untouched until the stream has passed whatever is
+ * issued next on it. Waits if the ring is full of work that is not done. */
+DSK_MUST_CHECK dsk_status dsk_gpu_ring_take(struct gpu_stream *stream, uint64_t bytes, void **host_p);
+
+/* Launches one kernel whose only parameter is *params. */
+DSK_MUST_CHECK dsk_status dsk_gpu_launch(struct gpu_stream *stream, int32_t function,
+                                         const struct gpu_launch_dims *dims, void *params, struct dsk_err *err);
+
+/* For measuring: events with a clock, and the time between two that are done. */
+DSK_MUST_CHECK dsk_status dsk_gpu_event_create_timed(struct dsk_device *dev, struct dsk_event **event_p);
+DSK_MUST_CHECK dsk_status dsk_gpu_event_elapsed_us(struct dsk_event *start, struct dsk_event *end, double *us_p);
+
+/* For measuring: bytes between two places of device memory. */
+DSK_MUST_CHECK dsk_status dsk_gpu_copy_device(struct dsk_stream *s, uint64_t dst, uint64_t src, uint64_t bytes);
+
+/* For tests: work that fails like an address out of range, so that the device is lost. */
+DSK_MUST_CHECK dsk_status dsk_gpu_inject_fault(struct dsk_stream *s);
+
+/* ---- graphs (gpu_graph.c) ---------------------------------------------------------------------- */
+
+/* Launches the plan: by the graph of its key, recorded now if there is none yet, or directly if graphs are off. The
+ * argument block is on its way already. */
+DSK_MUST_CHECK dsk_status dsk_gpu_graph_run(struct gpu_stream *stream, const struct gpu_attend_shape *key,
+                                            const struct gpu_attend_plan *plan, struct dsk_err *err);
+void dsk_gpu_graph_drop(struct gpu_stream *stream); /* all of them */
+
+/* ---- operations (gpu_ops.c, gpu_attend.c) ------------------------------------------------------- */
+
+dsk_status dsk_gpu_append(struct dsk_stream *s, const struct dsk_append_args *args, struct dsk_err *err);
+dsk_status dsk_gpu_read(struct dsk_stream *s, const struct dsk_read_args *args, struct dsk_err *err);
+dsk_status dsk_gpu_gather(struct dsk_stream *s, const struct dsk_gather_args *args, struct dsk_err *err);
+dsk_status dsk_gpu_map(struct dsk_stream *s, const struct dsk_map_args *args, struct dsk_err *err);
+dsk_status dsk_gpu_attend(struct dsk_stream *s, const struct dsk_attend_args *args, struct dsk_err *err);
+dsk_status dsk_gpu_merge(struct dsk_stream *s, const struct dsk_merge_args *args, struct dsk_err *err);
+dsk_status dsk_gpu_copy_rows(struct dsk_stream *s, const struct dsk_copy_rows_args *args, struct dsk_err *err);
+bool dsk_gpu_supports(const struct dsk_device *dev, const struct dsk_attend_shape *shape, struct dsk_err *err);
+
+#endif /* KERNELS_GPU_H */

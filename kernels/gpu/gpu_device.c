@@ -1,0 +1,254 @@
+/* gpu_device.c - opening a GPU: driver, context, device code; its table of operations and memory; how a device that
+ * failed is retired. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "gpu.h"
+
+/* ---- loss -------------------------------------------------------------------------------- */
+
+dsk_status dsk_gpu_enter(struct gpu_device *gpu)
+{
+    if (gpu->is_lost)
+        return DSK_E_DEVICE;
+    return dsk_gpu_status(gpu, gpu->driver.bind(&gpu->driver, gpu->context), "bind");
+}
+
+static dsk_status retire(struct gpu_device *gpu, int result, const char *what)
+{
+    gpu->is_lost = true;
+    dsk_log(0, "device lost device=%s call=%s error=%d text=\"%s\"", gpu->base.info.uuid, what, result,
+            gpu->driver.text(&gpu->driver, result));
+    return DSK_E_DEVICE;
+}
+
+dsk_status dsk_gpu_status(struct gpu_device *gpu, int result, const char *what)
+{
+    switch (gpu->driver.classify(result)) {
+    case GPU_OK:
+        return DSK_OK;
+    case GPU_NO_MEMORY:
+        return DSK_E_NO_MEMORY;
+    case GPU_BAD_VALUE:
+        return DSK_E_BAD_ARGUMENT;
+    case GPU_NOT_READY:
+        return DSK_E_INTERNAL;
+    case GPU_LOST:
+        break;
+    }
+    return retire(gpu, result, what);
+}
+
+dsk_status dsk_gpu_work(struct gpu_device *gpu, int result, const char *what, struct dsk_err *err)
+{
+    if (result == 0)
+        return DSK_OK;
+    (void)retire(gpu, result, what);
+    return dsk_fail(err, DSK_E_DEVICE, what, result, "%s", gpu->driver.text(&gpu->driver, result));
+}
+
+/* ---- memory ------------------------------------------------------------------------------ */
+
+/* Drivers align allocations to 256 bytes at least. */
+static dsk_status mem_alloc(struct dsk_device *dev, uint64_t bytes, uint64_t *addr_p)
+{
+    struct gpu_device *gpu = (struct gpu_device *)dev;
+    dsk_status status = dsk_gpu_enter(gpu);
+
+    if (status != DSK_OK)
+        return status;
+    return dsk_gpu_status(gpu, gpu->driver.mem_alloc(&gpu->driver, bytes == 0 ? 1 : bytes, addr_p), "mem_alloc");
+}
+
+/* What a lost device still holds goes with its context. */
+static void mem_free(struct dsk_device *dev, uint64_t addr)
+{
+    struct gpu_device *gpu = (struct gpu_device *)dev;
+
+    if (dsk_gpu_enter(gpu) == DSK_OK
+        && dsk_gpu_status(gpu, gpu->driver.mem_free(&gpu->driver, addr), "mem_free") == DSK_E_BAD_ARGUMENT)
+        dsk_log(1, "free of an address that was not allocated addr=0x%llx", (unsigned long long)addr);
+}
+
+static dsk_status host_register(struct dsk_device *dev, void *host, uint64_t bytes, uint64_t *addr_p)
+{
+    struct gpu_device *gpu = (struct gpu_device *)dev;
+    dsk_status status = dsk_gpu_enter(gpu);
+
+    if (status != DSK_OK)
+        return status;
+    return dsk_gpu_status(gpu, gpu->driver.host_register(&gpu->driver, host, bytes, addr_p), "host_register");
+}
+
+static void host_unregister(struct dsk_device *dev, void *host)
+{
+    struct gpu_device *gpu = (struct gpu_device *)dev;
+
+    if (dsk_gpu_enter(gpu) == DSK_OK
+        && dsk_gpu_status(gpu, gpu->driver.host_unregister(&gpu->driver, host), "host_unregister")
+               == DSK_E_BAD_ARGUMENT)
+        dsk_log(1, "unregister of memory that was not registered host=%p", host);
+}
+
+/* ---- close ------------------------------------------------------------------------------- */
+
+static void close_device(struct dsk_device *dev)
+{
+    struct gpu_device *gpu = (struct gpu_device *)dev;
+
+    if (gpu->context != NULL)
+        gpu->driver.context_destroy(&gpu->driver, gpu->context); /* modules and memory go with it */
+    if (gpu->driver.unload != NULL)
+        gpu->driver.unload(&gpu->driver);
+    free(gpu);
+}
+
+static const struct dsk_op_table GPU_OPS = {
+    .close = close_device,
+    .mem_alloc = mem_alloc,
+    .mem_free = mem_free,
+    .host_register = host_register,
+    .host_unregister = host_unregister,
+    .stream_create = dsk_gpu_stream_create,
+    .stream_destroy = dsk_gpu_stream_destroy,
+    .stream_sync = dsk_gpu_stream_sync,
+    .event_create = dsk_gpu_event_create,
+    .event_destroy = dsk_gpu_event_destroy,
+    .event_record = dsk_gpu_event_record,
+    .event_is_done = dsk_gpu_event_is_done,
+    .copy_in = dsk_gpu_copy_in,
+    .copy_out = dsk_gpu_copy_out,
+    .mem_set = dsk_gpu_mem_set,
+    .append = dsk_gpu_append,
+    .read = dsk_gpu_read,
+    .gather = dsk_gpu_gather,
+    .map = dsk_gpu_map,
+    .attend = dsk_gpu_attend,
+    .merge = dsk_gpu_merge,
+    .copy_rows = dsk_gpu_copy_rows,
+    .supports = dsk_gpu_supports,
+};
+
+/* ---- open -------------------------------------------------------------------------------- */
+
+static void fill_info(struct gpu_device *gpu)
+{
+    struct dsk_device_info *info = &gpu->base.info;
+    const uint8_t *u = gpu->props.uuid;
+
+    memset(info, 0, sizeof(*info));
+    info->kind = gpu->driver.kind;
+    snprintf(info->name, sizeof(info->name), "%s", gpu->props.name);
+    snprintf(info->arch, sizeof(info->arch), "%s", gpu->props.arch);
+    snprintf(info->uuid, sizeof(info->uuid),
+             "GPU-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", u[0], u[1], u[2], u[3], u[4],
+             u[5], u[6], u[7], u[8], u[9], u[10], u[11], u[12], u[13], u[14], u[15]);
+    info->memory_bytes = gpu->props.memory_bytes;
+}
+
+static dsk_status find_device(struct gpu_device *gpu, struct dsk_err *err)
+{
+    const struct gpu_driver *driver = &gpu->driver;
+    int n = 0, result = driver->device_count(driver, &n);
+
+    if (result != 0)
+        return dsk_fail(err, DSK_E_NO_DEVICE, "ordinal", gpu->ordinal, "the driver lists no devices: %s",
+                        driver->text(driver, result));
+    if (gpu->ordinal >= n)
+        return dsk_fail(err, DSK_E_NO_DEVICE, "ordinal", gpu->ordinal, "this machine has %d devices of this kind", n);
+    result = driver->device_props(driver, gpu->ordinal, &gpu->props);
+    if (result != 0)
+        return dsk_fail(err, DSK_E_NO_DEVICE, "ordinal", gpu->ordinal, "the device does not tell what it is: %s",
+                        driver->text(driver, result));
+    fill_info(gpu);
+    return DSK_OK;
+}
+
+static bool serves(const struct gpu_image *image, const struct gpu_props *props)
+{
+    return image->arch_major == 0
+           || (image->arch_major == props->arch_major && image->arch_minor == props->arch_minor);
+}
+
+static dsk_status load_function(struct gpu_device *gpu, int32_t i, struct dsk_err *err)
+{
+    const struct gpu_driver *driver = &gpu->driver;
+    const struct gpu_kernel *kernel = &gpu->code->kernels[i];
+    int result;
+
+    if (gpu->modules[kernel->image] == NULL)
+        return DSK_OK; /* for another architecture: no plan names it on this one */
+    result = driver->module_function(driver, gpu->modules[kernel->image], kernel->name, &gpu->functions[i]);
+    if (result == 0)
+        result = driver->function_set_shared(driver, gpu->functions[i], (uint32_t)gpu->props.shared_bytes_max);
+    /* A kernel with memory of its own in a block may not have all of the rest: it asks for none. */
+    if (result != 0 && gpu->functions[i] != NULL && driver->classify(result) == GPU_BAD_VALUE)
+        result = 0;
+    if (result != 0)
+        return dsk_fail(err, DSK_E_UNSUPPORTED, kernel->name, result, "the device code does not load: %s",
+                        driver->text(driver, result));
+    return DSK_OK;
+}
+
+static dsk_status load_code(struct gpu_device *gpu, struct dsk_err *err)
+{
+    const struct gpu_driver *driver = &gpu->driver;
+    const struct gpu_code *code = gpu->code;
+    dsk_status status = DSK_OK;
+
+    for (int32_t i = 0; i < code->n_images; i++) {
+        int result;
+
+        if (!serves(&code->images[i], &gpu->props))
+            continue;
+        result = driver->module_load(driver, code->images[i].bytes, &gpu->modules[i]);
+        if (driver->classify(result) == GPU_NO_MEMORY)
+            return dsk_fail(err, DSK_E_NO_MEMORY, "image", i, "no device memory for the device code");
+        if (result != 0)
+            return dsk_fail(err, DSK_E_UNSUPPORTED, "image", i, "the device code does not load on %s: %s",
+                            gpu->props.arch, driver->text(driver, result));
+    }
+    for (int32_t i = 0; i < code->n_kernels && status == DSK_OK; i++)
+        status = load_function(gpu, i, err);
+    return status;
+}
+
+static dsk_status open_steps(struct gpu_device *gpu, struct dsk_err *err)
+{
+    const struct gpu_driver *driver = &gpu->driver;
+    dsk_status status = dsk_gpu_load_cuda(&gpu->driver, err);
+    int result;
+
+    if (status != DSK_OK || (status = find_device(gpu, err)) != DSK_OK)
+        return status;
+    gpu->code = dsk_gpu_code_cuda();
+    if (gpu->code->missing != NULL)
+        return dsk_fail(err, DSK_E_UNSUPPORTED, "kind", driver->kind, "%s", gpu->code->missing);
+    result = driver->context_create(driver, gpu->ordinal, &gpu->context);
+    if (driver->classify(result) == GPU_NO_MEMORY)
+        return dsk_fail(err, DSK_E_NO_MEMORY, "ordinal", gpu->ordinal, "no device memory for a context");
+    if (result != 0)
+        return dsk_fail(err, DSK_E_NO_DEVICE, "ordinal", gpu->ordinal, "the device gives no context: %s",
+                        driver->text(driver, result));
+    return load_code(gpu, err);
+}
+
+dsk_status dsk_gpu_open(const struct dsk_device_config *config, struct dsk_device **dev_p, struct dsk_err *err)
+{
+    struct gpu_device *gpu = calloc(1, sizeof(*gpu));
+    dsk_status status;
+
+    if (gpu == NULL)
+        return dsk_fail(err, DSK_E_NO_MEMORY, "kind", config->kind, "no memory for the device");
+    gpu->base.ops = &GPU_OPS;
+    gpu->ordinal = config->ordinal;
+    gpu->flags = config->flags;
+    status = open_steps(gpu, err);
+    if (status != DSK_OK) {
+        close_device(&gpu->base); /* what is not there yet is NULL */
+        return status;
+    }
+    *dev_p = &gpu->base;
+    return DSK_OK;
+}

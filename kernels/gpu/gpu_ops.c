@@ -1,0 +1,274 @@
+/* gpu_ops.c - append, readers, gather, map, merge and row copies on a GPU: the arguments as the kernels take them.
+ * Arguments come checked; what lies in device memory is checked where the kernels use it. */
+#include <string.h>
+
+#include "../dsk_check.h"
+#include "gpu.h"
+
+DSK_STATIC_ASSERT(GPU_READ_FULL == DSK_READ_FULL && GPU_READ_PAGED == DSK_READ_PAGED
+                      && GPU_READ_SELECTED == DSK_READ_SELECTED,
+                  "the kernels know the modes by the same numbers");
+
+#define ROWS_PER_BLOCK 8 /* GPU_BLOCK threads are eight waves of 32, a row each */
+
+static struct gpu_launch_dims dims_of(int64_t n, int64_t per_block, uint32_t block)
+{
+    const struct gpu_launch_dims dims = {.grid = {(uint32_t)((n + per_block - 1) / per_block), 1, 1}, .block = block};
+
+    return dims;
+}
+
+/* ---- append ------------------------------------------------------------------------------ */
+
+/* Slots that rise are all different, as those of one sequence on rising pages are. */
+static bool is_rising(const int32_t *slots, int32_t n)
+{
+    int32_t last = -1;
+
+    for (int32_t i = 0; i < n; i++) {
+        if (slots[i] < 0)
+            continue;
+        if (slots[i] <= last)
+            return false;
+        last = slots[i];
+    }
+    return true;
+}
+
+/* Rows of one launch run in no order, so of equal slots only the last may be written. The table holds slot + 1, open
+ * addressing, and is cleared for as many places as it uses. */
+static void supersede(uint64_t *table, int32_t *slots, int32_t n)
+{
+    uint32_t n_places = 64;
+
+    if (is_rising(slots, n))
+        return;
+    while (n_places < 2 * (uint32_t)n)
+        n_places *= 2;
+    memset(table, 0, n_places * sizeof(*table));
+    for (int32_t i = n - 1; i >= 0; i--) {
+        if (slots[i] < 0)
+            continue;
+        uint64_t slot = (uint64_t)slots[i] + 1;
+        uint64_t at = (slot * UINT64_C(0x9e3779b97f4a7c15)) >> 40 & (n_places - 1);
+        while (table[at] != 0 && table[at] != slot)
+            at = (at + 1) & (n_places - 1);
+        if (table[at] == slot)
+            slots[i] = GPU_SLOT_SUPERSEDED;
+        table[at] = slot;
+    }
+}
+
+/* Rows [first, first + n) of the batch. */
+static struct gpu_append_args append_args(const struct dsk_append_args *args, int32_t first, int32_t n)
+{
+    const struct gpu_append_args out = {
+        .kv = args->kv,
+        .rows = args->rows + (uint64_t)(first * args->row_bytes),
+        .row_bytes = args->row_bytes,
+        .n_nonfinite = args->n_nonfinite == 0 ? 0 : args->n_nonfinite + 4 * (uint64_t)first,
+        .n_rows = n,
+        .rule = args->rule};
+
+    return out;
+}
+
+/* Slots of a part into the ring, as the caller has them, and on to the device. */
+static dsk_status stage_slots(struct gpu_stream *stream, const int32_t *slots, int32_t n, bool is_write,
+                              struct dsk_err *err)
+{
+    struct gpu_device *gpu = dsk_gpu_device(&stream->base);
+    void *host;
+    dsk_status status = dsk_gpu_ring_take(stream, 4 * (uint64_t)n, &host);
+
+    if (status != DSK_OK)
+        return dsk_fail(err, status, "slots", n, "%s", dsk_status_text(status));
+    memcpy(host, slots, 4 * (size_t)n);
+    if (is_write)
+        supersede(stream->slot_table, host, n);
+    return dsk_gpu_work(
+        gpu, gpu->driver.copy_in(&gpu->driver, stream->slots, host, 4 * (uint64_t)n, stream->handle), "copy_in", err);
+}
+
+static dsk_status append_few(struct gpu_stream *stream, const struct dsk_append_args *args, struct dsk_err *err)
+{
+    const struct gpu_launch_dims dims = dims_of(args->n_rows, ROWS_PER_BLOCK, GPU_BLOCK);
+    struct gpu_append_few few;
+
+    few.args = append_args(args, 0, args->n_rows);
+    memcpy(few.slots, args->slots, 4 * (size_t)args->n_rows);
+    supersede(stream->slot_table, few.slots, args->n_rows);
+    return dsk_gpu_launch(stream, GPU_FN_APPEND_FEW, &dims, &few, err);
+}
+
+/* One pass over the batch: the writing one, or the checking one that lowers stream->flag. */
+static dsk_status append_pass(struct gpu_stream *stream, const struct dsk_append_args *args, bool is_write,
+                              struct dsk_err *err)
+{
+    dsk_status status = DSK_OK;
+
+    for (int64_t first = 0; first < args->n_rows && status == DSK_OK; first += GPU_LAUNCH_SLOTS) {
+        int64_t n_left = args->n_rows - first;
+        int32_t n = (int32_t)(n_left < GPU_LAUNCH_SLOTS ? n_left : GPU_LAUNCH_SLOTS);
+        const struct gpu_launch_dims dims = dims_of(n, ROWS_PER_BLOCK, GPU_BLOCK);
+        struct gpu_append_args part = append_args(args, (int32_t)first, n);
+
+        part.slots = stream->slots;
+        part.first_bad = stream->flag;
+        status = stage_slots(stream, args->slots + first, n, is_write, err);
+        if (status == DSK_OK)
+            status = dsk_gpu_launch(stream, is_write ? GPU_FN_APPEND : GPU_FN_APPEND_CHECK, &dims, &part, err);
+    }
+    return status;
+}
+
+/* A strict append has to know before it writes, so it waits for its first pass. The flag counts within a part of the
+ * batch; strict batches beyond one part name a row of it. */
+static dsk_status check_finite(struct gpu_stream *stream, const struct dsk_append_args *args, struct dsk_err *err)
+{
+    struct gpu_device *gpu = dsk_gpu_device(&stream->base);
+    const struct gpu_driver *driver = &gpu->driver;
+    const int32_t none = 0x7f7f7f7f;
+    void *host;
+    int32_t first_bad;
+    dsk_status status =
+        dsk_gpu_work(gpu, driver->set(driver, stream->flag, 0x7f, 4, stream->handle), "mem_set", err);
+
+    if (status != DSK_OK || (status = append_pass(stream, args, false, err)) != DSK_OK
+        || (status = dsk_gpu_ring_take(stream, 4, &host)) != DSK_OK
+        || (status = dsk_gpu_work(gpu, driver->copy_out(driver, host, stream->flag, 4, stream->handle), "copy_out",
+                                  err))
+               != DSK_OK
+        || (status = dsk_gpu_stream_sync(&stream->base)) != DSK_OK)
+        return status;
+    memcpy(&first_bad, host, sizeof(first_bad));
+    if (first_bad != none)
+        return dsk_fail(err, DSK_E_NONFINITE, "rows", first_bad,
+                        "this row holds NaN or infinity; nothing was written");
+    return DSK_OK;
+}
+
+dsk_status dsk_gpu_append(struct dsk_stream *s, const struct dsk_append_args *args, struct dsk_err *err)
+{
+    struct gpu_stream *stream = dsk_gpu_stream(s);
+    dsk_status status = dsk_gpu_enter(dsk_gpu_device(s));
+
+    if (status == DSK_OK && (args->flags & DSK_APPEND_STRICT) != 0)
+        status = check_finite(stream, args, err);
+    if (status != DSK_OK)
+        return status;
+    return args->n_rows <= GPU_FEW_SLOTS ? append_few(stream, args, err) : append_pass(stream, args, true, err);
+}
+
+/* ---- readers ----------------------------------------------------------------------------- */
+
+static dsk_status launch_read(struct gpu_stream *stream, struct gpu_read_args *args, struct dsk_err *err)
+{
+    const struct gpu_launch_dims dims = dims_of(args->n_rows, ROWS_PER_BLOCK, GPU_BLOCK);
+
+    return args->n_rows == 0 ? DSK_OK : dsk_gpu_launch(stream, GPU_FN_READ, &dims, args, err);
+}
+
+dsk_status dsk_gpu_read(struct dsk_stream *s, const struct dsk_read_args *args, struct dsk_err *err)
+{
+    struct gpu_read_args read = {.kv = args->kv,
+                                 .list = args->list,
+                                 .out = args->out,
+                                 .n_rows = args->n_rows,
+                                 .first = args->first,
+                                 .n_list = args->n_list,
+                                 .mode = args->mode};
+    dsk_status status = dsk_gpu_enter(dsk_gpu_device(s));
+
+    return status != DSK_OK ? status : launch_read(dsk_gpu_stream(s), &read, err);
+}
+
+dsk_status dsk_gpu_gather(struct dsk_stream *s, const struct dsk_gather_args *args, struct dsk_err *err)
+{
+    const int64_t n_entries = (int64_t)args->n_rows * args->topk;
+    const bool by_entry = dsk_gather_is_by_entry(args);
+    struct gpu_stream *stream = dsk_gpu_stream(s);
+    struct gpu_read_args read = {.kv = args->kv,
+                                 .list = by_entry ? args->indices : 0,
+                                 .out = args->workspace,
+                                 .new_indices = args->new_indices,
+                                 .n_rows = args->n_rows == 0 ? 0 : by_entry ? n_entries : args->kv.n_slots,
+                                 .list_row_bytes = args->indices_row_bytes,
+                                 .mode = by_entry ? GPU_READ_ENTRIES : GPU_READ_FULL,
+                                 .topk = args->topk};
+    struct gpu_clean_args clean = {.indices = args->indices,
+                                   .new_indices = args->new_indices,
+                                   .indices_row_bytes = args->indices_row_bytes,
+                                   .n_entries = n_entries,
+                                   .n_slots = args->kv.n_slots,
+                                   .topk = args->topk};
+    dsk_status status = dsk_gpu_enter(dsk_gpu_device(s));
+
+    if (status == DSK_OK && !by_entry && n_entries > 0) {
+        const struct gpu_launch_dims dims = dims_of(n_entries, GPU_BLOCK, GPU_BLOCK);
+
+        status = dsk_gpu_launch(stream, GPU_FN_CLEAN, &dims, &clean, err);
+    }
+    if (status == DSK_OK)
+        status = launch_read(stream, &read, err);
+    if (status == DSK_OK && args->n_workspace_p != NULL)
+        *args->n_workspace_p = read.n_rows;
+    return status;
+}
+
+/* ---- map, merge, copy -------------------------------------------------------------------- */
+
+dsk_status dsk_gpu_map(struct dsk_stream *s, const struct dsk_map_args *args, struct dsk_err *err)
+{
+    const struct gpu_launch_dims dims = dims_of(args->n_rows, 1, GPU_MAP_BLOCK);
+    struct gpu_map_args map = {.logical = args->logical,
+                               .physical = args->physical,
+                               .tables = args->tables,
+                               .seq_lens = args->seq_lens,
+                               .n_bad = args->n_bad,
+                               .logical_row_bytes = args->logical_row_bytes,
+                               .physical_row_bytes = args->physical_row_bytes,
+                               .table_row_bytes = args->table_row_bytes,
+                               .n_slots = args->n_pages * DSK_PAGE_TOKENS,
+                               .topk = args->topk,
+                               .n_table = args->n_table};
+    dsk_status status = dsk_gpu_enter(dsk_gpu_device(s));
+
+    return status != DSK_OK ? status : dsk_gpu_launch(dsk_gpu_stream(s), GPU_FN_MAP, &dims, &map, err);
+}
+
+dsk_status dsk_gpu_merge(struct dsk_stream *s, const struct dsk_merge_args *args, struct dsk_err *err)
+{
+    const int64_t n_columns = (int64_t)args->n_rows * args->h_q;
+    struct gpu_launch_dims dims = dims_of(args->n_rows, 1, GPU_MERGE_BLOCK);
+    struct gpu_merge_args merge = {.out_parts = args->out_parts,
+                                   .lse_parts = args->lse_parts,
+                                   .out = args->out,
+                                   .lse = args->lse,
+                                   .n_columns = n_columns,
+                                   .n_parts = args->n_parts,
+                                   .d_v = args->d_v,
+                                   .part_dtype = args->part_dtype,
+                                   .out_dtype = args->out_dtype};
+    dsk_status status = dsk_gpu_enter(dsk_gpu_device(s));
+
+    dims.grid[1] = (uint32_t)args->h_q;
+    return status != DSK_OK ? status : dsk_gpu_launch(dsk_gpu_stream(s), GPU_FN_MERGE, &dims, &merge, err);
+}
+
+/* Both ranges lie within a page, so each is one piece of memory. */
+dsk_status dsk_gpu_copy_rows(struct dsk_stream *s, const struct dsk_copy_rows_args *args, struct dsk_err *err)
+{
+    struct gpu_device *gpu = dsk_gpu_device(s);
+    int32_t row_bytes = dsk_layout_get(args->kv.layout)->row_bytes;
+    dsk_status status = dsk_gpu_enter(gpu);
+
+    if (status != DSK_OK)
+        return status;
+    return dsk_gpu_work(gpu,
+                        gpu->driver.copy_device(&gpu->driver, dsk_row_address(&args->kv, row_bytes, args->dst_slot),
+                                                dsk_row_address(&args->kv, row_bytes, args->src_slot),
+                                                (uint64_t)args->n_rows * (uint64_t)row_bytes,
+                                                dsk_gpu_stream(s)->handle),
+                        "copy_device", err);
+}
