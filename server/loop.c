@@ -148,6 +148,8 @@ static uint64_t serve_uv(struct srv_loop *loop)
     if (!is_ready && !loop->is_touched)
         uv_update_time(&loop->uv);
     timeout_ms = is_ready || loop->is_touched ? 0 : uv_backend_timeout(&loop->uv);
+    if (timeout_ms == 0 && !is_ready && !loop->is_touched && !uv_loop_alive(&loop->uv))
+        return UINT64_MAX; /* uv calls an empty loop due at once, but has nothing to do */
     if (timeout_ms == 0) {
         loop->is_touched = false;
         uv_run(&loop->uv, UV_RUN_NOWAIT);
@@ -236,6 +238,8 @@ void srv_loop_run(struct srv_loop *loop)
 
         if (wait_us > 0)
             sleep_and_serve(loop, wait_us);
+        else
+            look_and_serve(loop); /* whatever uv does, calls are served */
         if (loop->spin_us > 0)
             spin(loop);
     }

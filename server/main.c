@@ -104,6 +104,9 @@ static dsa_status derive_config(struct server *server, struct srv_err *err)
         return srv_fail(err, DSA_E_BAD_REQUEST, "pool-bytes", "%" PRIu64, config->pool_bytes,
                         "a page of %" PRIu64 " layers has %" PRIu64 " bytes; the pool holds 1 to %u pages",
                         config->layers, page_bytes, (1u << 25) - 1);
+    if (config->chunk_rows > config->batch_rows)
+        return srv_fail(err, DSA_E_BAD_REQUEST, "chunk-rows", "%" PRIu64, config->chunk_rows,
+                        "at most batch-rows (%" PRIu64 "): a piece is part of one launch", config->batch_rows);
     if (config->max_rows / config->chunk_rows > MAX_PIECES)
         return srv_fail(err, DSA_E_BAD_REQUEST, "chunk-rows", "%" PRIu64, config->chunk_rows,
                         "max-rows / chunk-rows may be at most %d", MAX_PIECES);
@@ -312,9 +315,14 @@ static dsa_status start_rpc(struct server *server, struct srv_err *err)
     return rc;
 }
 
-static void add_connection(void *arg, int fd)
+static void add_local(void *arg, int fd)
 {
-    rpc_add_fd(((struct server *)arg)->rpc, fd);
+    rpc_add_fd(((struct server *)arg)->rpc, fd, true);
+}
+
+static void add_remote(void *arg, int fd)
+{
+    rpc_add_fd(((struct server *)arg)->rpc, fd, false);
 }
 
 static dsa_status open_sockets(struct server *server, struct srv_err *err)
@@ -324,7 +332,7 @@ static dsa_status open_sockets(struct server *server, struct srv_err *err)
         .socket_type = SOCK_STREAM,
         .mode = (unsigned)config->socket_mode,
         .max_connections = (uint32_t)config->max_connections,
-        .accept = add_connection,
+        .accept = add_local,
         .arg = server,
     };
     struct srv_fdsock_config fdsock = {server->fd_path, (unsigned)config->socket_mode,
@@ -338,6 +346,7 @@ static dsa_status open_sockets(struct server *server, struct srv_err *err)
         rc = srv_fdsock_open(server->loop, &fdsock, &server->fdsock, err);
     listener.unix_path = NULL;
     listener.tcp = config->tcp;
+    listener.accept = add_remote;
     if (rc == DSA_OK && config->tcp[0] != '\0')
         rc = srv_listener_open(server->loop, &listener, &server->tcp_listener, err);
     return rc;

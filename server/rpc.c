@@ -10,6 +10,7 @@
 #include <grpc/support/alloc.h>
 #include <grpc/support/log.h>
 #include <grpc/support/time.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -20,6 +21,9 @@
 /* Calls armed at a time. Debian's core searches its list of outstanding tags for every completion, so a few are
  * faster than many; arms are refilled before a call is handled. */
 #define N_ARMED 24
+
+/* Connections on higher descriptors count as not local. */
+#define MAX_TRACKED_FDS 65536
 
 /* Every batch has a struct of its own, whose address is the tag. */
 struct tag {
@@ -77,6 +81,7 @@ struct rpc {
     struct tag shutdown_tag;
     struct tag ring_tag; /* of every bell: a ring may be taken after its bell is gone */
     bool is_shutting_down, is_stopped;
+    bool is_local[MAX_TRACKED_FDS];  /* by descriptor */
     unsigned n_armed;
     uint64_t n_messages; /* received since start */
 };
@@ -538,6 +543,17 @@ const char *rpc_call_path(const struct rpc_call *call)
     return call->method->path;
 }
 
+/* Core names the peer of a socket that it was handed by its descriptor: "fd:20". */
+bool rpc_call_is_local(const struct rpc_call *call)
+{
+    char *peer = grpc_call_get_peer(call->call);
+    int fd;
+    bool is_local = sscanf(peer, "fd:%d", &fd) == 1 && fd >= 0 && fd < MAX_TRACKED_FDS && call->rpc->is_local[fd];
+
+    gpr_free(peer);
+    return is_local;
+}
+
 void rpc_call_set_data(struct rpc_call *call, void *data)
 {
     call->data = data;
@@ -575,12 +591,21 @@ static grpc_arg int_arg(const char *key, int value)
     return arg;
 }
 
+/* gRPC ends the whole call over a message beyond its limit, with everything else that is in flight on it. So its limit is
+ * twice ours, and what lies between is refused by the method, for that message alone. */
+static int receive_limit(const struct rpc_config *config)
+{
+    uint64_t limit = config->max_message_bytes * 2 + 65536;
+
+    return limit < INT32_MAX ? (int)limit : INT32_MAX;
+}
+
 static grpc_server *create_server(const struct rpc_config *config)
 {
     grpc_arg args[] = {
         int_arg(GRPC_ARG_ALLOW_REUSEPORT, 0),
         int_arg(GRPC_ARG_MAX_CONCURRENT_STREAMS, (int)config->max_streams),
-        int_arg(GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, (int)config->max_message_bytes),
+        int_arg(GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, receive_limit(config)),
         int_arg(GRPC_ARG_MAX_SEND_MESSAGE_LENGTH, (int)config->max_message_bytes),
         /* Clients may ping an idle stream every 5 s: a lease is idle most of its life. */
         int_arg(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 5000),
@@ -611,8 +636,10 @@ dsa_status rpc_create(const struct rpc_config *config, struct rpc **rpc_p, struc
     return DSA_OK;
 }
 
-void rpc_add_fd(struct rpc *rpc, int fd)
+void rpc_add_fd(struct rpc *rpc, int fd, bool is_local)
 {
+    if (fd < MAX_TRACKED_FDS)
+        rpc->is_local[fd] = is_local;
     grpc_server_add_channel_from_fd(rpc->server, fd, rpc->credentials);
 }
 

@@ -29,10 +29,10 @@ enum rpc_shape {
 struct rpc_method {
     const char *path; /* "/pkg.Service/Method" */
     enum rpc_shape shape;
-    bool is_admin;
     /* STREAM: the call began; may be NULL. */
     void (*open)(struct rpc_call *call);
-    /* One message. bytes are valid during the callback. */
+    /* One message, of up to twice max_message_bytes: the method refuses what is above the limit. bytes are valid during
+     * the callback. */
     void (*message)(struct rpc_call *call, const uint8_t *bytes, size_t n);
     /* STREAM: the client will send no more. */
     void (*half_close)(struct rpc_call *call);
@@ -46,7 +46,7 @@ struct rpc_config {
     const struct rpc_method *methods;
     size_t n_methods;
     void *service;              /* rpc_call_service */
-    uint64_t max_message_bytes; /* both directions */
+    uint64_t max_message_bytes; /* both directions; a message of more than about twice this ends its call */
     uint32_t max_streams;       /* concurrent calls of one connection */
     uint64_t stall_timeout_us;  /* a message that the client does not take for this long ends its call */
 };
@@ -56,8 +56,9 @@ SRV_MUST_CHECK dsa_status rpc_create(const struct rpc_config *config, struct rpc
 /* After rpc_shutdown was carried through (rpc_is_down). */
 void rpc_destroy(struct rpc *rpc);
 
-/* Serve an accepted, non-blocking socket. Takes the fd, also on failure. */
-void rpc_add_fd(struct rpc *rpc, int fd);
+/* Serve an accepted, non-blocking socket. Takes the fd, also on failure. is_local: it came through the unix socket, whose
+ * file mode says who may. */
+void rpc_add_fd(struct rpc *rpc, int fd, bool is_local);
 
 /* Handle one event, waiting for it up to wait_us (0 = only look; UINT64_MAX = for ever). False: none came. */
 bool rpc_step(struct rpc *rpc, uint64_t wait_us);
@@ -85,6 +86,7 @@ void rpc_bell_ring(struct rpc_bell *bell);    /* [any] */
 
 void *rpc_call_service(const struct rpc_call *call);
 const char *rpc_call_path(const struct rpc_call *call);
+bool rpc_call_is_local(const struct rpc_call *call); /* its connection is */
 void rpc_call_set_data(struct rpc_call *call, void *data);
 void *rpc_call_data(const struct rpc_call *call); /* NULL until set */
 

@@ -480,12 +480,22 @@ void svc_refuse(struct rpc_call *call, const struct srv_err *err)
     wire_fail(call, err);
 }
 
+dsa_status svc_check_size(const struct svc *svc, size_t n, struct srv_err *err)
+{
+    if (n <= svc->config->max_message_bytes)
+        return DSA_OK;
+    return srv_fail(err, DSA_E_TOO_LARGE, "message", "%zu bytes", n,
+                    "at most %" PRIu64 " bytes in one message; put large tensors into a region",
+                    svc->config->max_message_bytes);
+}
+
 bool svc_begin(struct rpc_call *call, const ProtobufCMessageDescriptor *type, const uint8_t *bytes, size_t n,
                struct wire_arena **arena_p, ProtobufCMessage **message_p)
 {
     struct srv_err err = {0};
 
-    if (wire_unpack(type, bytes, n, arena_p, message_p, &err) == DSA_OK)
+    if (svc_check_size(rpc_call_service(call), n, &err) == DSA_OK
+        && wire_unpack(type, bytes, n, arena_p, message_p, &err) == DSA_OK)
         return true;
     svc_refuse(call, &err);
     return false;

@@ -127,6 +127,9 @@ void svc_request_cancel(struct svc_request *request);
 void svc_request_free(
     struct svc_request *request); /* one that was not submitted, or whose last piece is back */
 
+/* DSA_E_TOO_LARGE for a message beyond max-message-bytes. */
+SRV_MUST_CHECK dsa_status svc_check_size(const struct svc *svc, size_t n, struct srv_err *err);
+
 /* Unpacks a unary request of a session and finds its lease: on failure the call has been answered, and false is returned. */
 bool svc_begin(struct rpc_call *call, const ProtobufCMessageDescriptor *type, const uint8_t *bytes, size_t n,
                struct wire_arena **arena_p, ProtobufCMessage **message_p);

@@ -11,6 +11,7 @@
 #include "server/svc.h"
 
 #define REPLY_OVERHEAD 4096 /* more than a reply has beside its results */
+#define REQUEST_ID_FIELD 2 /* of AttendRequest */
 #define N_BUCKETS      64   /* of the requests in flight, by request id */
 
 struct stream {
@@ -428,6 +429,12 @@ static dsa_status parse_outputs(struct svc_request *request, const Dsa__V1__Atte
     if (op->lse && op->lse->dtype != DSA__V1__DTYPE__DTYPE_UNSPECIFIED
         && op->lse->dtype != DSA__V1__DTYPE__DTYPE_F32)
         return srv_fail(err, DSA_E_BAD_REQUEST, "attend.lse.dtype", "%d", (int)op->lse->dtype, "lse is F32");
+    if (op->out && !op->out->region && op->out->n_strides_bytes > 0)
+        return srv_fail(err, DSA_E_BAD_SHAPE, "attend.out.strides_bytes", "%zu", op->out->n_strides_bytes,
+                        "inline results are dense; give no strides");
+    if (op->lse && !op->lse->region && op->lse->n_strides_bytes > 0)
+        return srv_fail(err, DSA_E_BAD_SHAPE, "attend.lse.strides_bytes", "%zu", op->lse->n_strides_bytes,
+                        "inline results are dense; give no strides");
     if (op->out && op->out->region
         && (rc = wire_output_get(&regions, op->out, &out_rule, &out, err)) != DSA_OK)
         return rc;
@@ -651,9 +658,11 @@ void svc_attend_message(struct rpc_call *call, const uint8_t *bytes, size_t n)
     const Dsa__V1__AttendRequest *message = NULL;
     struct svc_lease *lease;
     struct srv_err err = {0};
-    uint64_t request_id = 0;
-    dsa_status rc = wire_unpack(&dsa__v1__attend_request__descriptor, bytes, n, &arena, &base, &err);
+    uint64_t request_id = wire_peek(bytes, n, REQUEST_ID_FIELD); /* known even if the rest is refused unread */
+    dsa_status rc = svc_check_size(stream->svc, n, &err);
 
+    if (rc == DSA_OK)
+        rc = wire_unpack(&dsa__v1__attend_request__descriptor, bytes, n, &arena, &base, &err);
     if (rc == DSA_OK) {
         message = (const Dsa__V1__AttendRequest *)base;
         request_id = message->request_id;

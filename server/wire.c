@@ -121,6 +121,54 @@ void *wire_arena_get(struct wire_arena *arena, size_t n)
     return at;
 }
 
+static bool read_varint(const uint8_t **at, const uint8_t *end, uint64_t *value_p)
+{
+    uint64_t value = 0;
+
+    for (unsigned shift = 0; shift < 64 && *at < end; shift += 7) {
+        uint8_t byte = *(*at)++;
+
+        value |= (uint64_t)(byte & 0x7f) << shift;
+        if (!(byte & 0x80)) {
+            *value_p = value;
+            return true;
+        }
+    }
+    return false;
+}
+
+uint64_t wire_peek(const uint8_t *bytes, size_t n, uint32_t field)
+{
+    const uint8_t *at = bytes, *end = bytes + n;
+    uint64_t tag, value;
+
+    while (at < end && read_varint(&at, end, &tag)) {
+        switch (tag & 7) {
+        case 0:
+            if (!read_varint(&at, end, &value))
+                return 0;
+            if (tag >> 3 == field)
+                return value;
+            break;
+        case 1:
+        case 5:
+            value = tag & 4 ? 4 : 8;
+            if (value > (uint64_t)(end - at))
+                return 0;
+            at += value;
+            break;
+        case 2:
+            if (!read_varint(&at, end, &value) || value > (uint64_t)(end - at))
+                return 0;
+            at += value;
+            break;
+        default:
+            return 0;
+        }
+    }
+    return 0;
+}
+
 /* ---- tensors ---------------------------------------------------------------------------------- */
 
 uint32_t wire_dtype_bytes(Dsa__V1__DType dtype)
@@ -197,10 +245,11 @@ static dsa_status check_strides(const char *field, uint32_t elem, uint32_t rank,
                 return srv_fail(err, DSA_E_BAD_SHAPE, path(field, "strides_bytes", i), "%" PRId64, strides[i],
                                 "a stride is positive and a multiple of the element's %" PRIu32 " bytes",
                                 elem);
-            stride = (uint64_t)strides[i];
-            if ((uint32_t)i == rank - 1 && stride != elem)
+            if ((uint32_t)i == rank - 1 && strides[i] != (int64_t)elem)
                 return srv_fail(err, DSA_E_BAD_SHAPE, path(field, "strides_bytes", i), "%" PRId64, strides[i],
                                 "the last axis must be dense (%" PRIu32 ")", elem);
+            /* Nothing is stepped over on an axis of one: whatever was given, what follows sees a dense stride. */
+            stride = extent == 1 ? dense : (uint64_t)strides[i];
         }
         if (__builtin_mul_overflow(extent - 1, stride, &reach) || __builtin_add_overflow(span, reach, &span)
             || __builtin_mul_overflow(stride, extent, &dense) || span > INT64_MAX || dense > INT64_MAX)

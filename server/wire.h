@@ -28,6 +28,10 @@ SRV_MUST_CHECK dsa_status wire_unpack(const ProtobufCMessageDescriptor *type, co
 struct wire_arena *
 wire_arena_create(void); /* an empty one, for requests without a message; NULL: no memory */
 void wire_arena_free(struct wire_arena *arena); /* NULL is fine */
+
+/* The value of a varint field at the top of a packed message that will not be unpacked; 0 if it is not there. */
+uint64_t wire_peek(const uint8_t *bytes, size_t n, uint32_t field);
+
 /* Memory that lives as long as the message, zeroed; outside the message's budget. NULL when there is none, or no arena. */
 void *wire_arena_get(struct wire_arena *arena, size_t n);
 

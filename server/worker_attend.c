@@ -137,6 +137,19 @@ static void fill_piece(const struct worker_state *w, const struct srv_batch_item
     piece->n_nonfinite = item->row_begin == 0 ? job->n_nonfinite : 0;
 }
 
+/* A launch of several requests was refused, with nothing written. L checks all that it knows, so this should not happen; when it
+ * does, only the request that is at fault fails. */
+static dsa_status run_one_by_one(struct worker_state *w, const struct srv_batch_item *items, uint32_t n,
+                                 struct srv_piece **pieces)
+{
+    dsa_status rc = DSA_OK;
+
+    for (uint32_t i = 0; i < n && rc != DSA_E_DEVICE_LOST; i++)
+        if (pieces[i]->err.code == DSA_OK)
+            rc = worker_run_attend(w, &items[i], 1, &pieces[i]);
+    return rc == DSA_E_DEVICE_LOST ? rc : DSA_OK;
+}
+
 dsa_status worker_run_attend(struct worker_state *w, const struct srv_batch_item *items, uint32_t n,
                              struct srv_piece **pieces)
 {
@@ -160,6 +173,8 @@ dsa_status worker_run_attend(struct worker_state *w, const struct srv_batch_item
     if (n_live == 0)
         return DSA_OK;
     rc = launch(w, &worker_job(items[0].node)->u.attend, n_segs, &err);
+    if (rc != DSA_OK && rc != DSA_E_DEVICE_LOST && n_live > 1)
+        return run_one_by_one(w, items, n, pieces);
     for (uint32_t i = 0; i < n; i++) {
         if (pieces[i]->err.code != DSA_OK)
             continue;

@@ -18,9 +18,14 @@ static dsa_status wire_output(struct wire_output *wire, const struct dsa_output 
                               struct sink *sink, struct dsa_error *err)
 {
     enum dsa_dtype dtype = output->dtype ? output->dtype : fallback;
+    bool has_strides = false;
 
     if (!output->data == !output->memory)
         return dsa__fail(err, DSA_E_BAD_SHAPE, field, "needs either data or memory");
+    for (uint32_t i = 0; i < rank; i++)
+        has_strides |= output->strides_bytes[i] != 0;
+    if (output->data && has_strides)
+        return dsa__fail(err, DSA_E_BAD_SHAPE, field, "data is dense: strides go with memory");
     dsa__v1__output__init(&wire->output);
     wire->output.dtype = (Dsa__V1__DType)dtype;
     if (output->data) {
@@ -33,7 +38,7 @@ static dsa_status wire_output(struct wire_output *wire, const struct dsa_output 
     wire->slice.region_id.data = (uint8_t *)(uintptr_t)output->memory->id;
     wire->slice.offset = output->offset;
     wire->output.region = &wire->slice;
-    if (output->strides_bytes[0] != 0) {
+    if (has_strides) {
         for (uint32_t i = 0; i < rank; i++)
             wire->strides[i] = output->strides_bytes[i];
         wire->output.n_strides_bytes = rank;

@@ -38,10 +38,10 @@ constexpr int WARPGROUP = 128;
 constexpr int TILE = ATTEND_SM90_TILE;
 constexpr int QUARTER = TILE / 4; /* rows a loader warp brings, and a k-step of O^T uses */
 
-/* Registers per thread after the roles part: 2 * 168 + 136 + 40 = 4 * 128. */
-constexpr int OUTPUT_REGISTERS = 168;
+/* Registers per thread after the roles part: 2 * 176 + 136 + 24 = 4 * 128. With fewer, 64 heads' wgmmas do not overlap. */
+constexpr int OUTPUT_REGISTERS = 176;
 constexpr int SCORE_REGISTERS = 136;
-constexpr int LOADER_REGISTERS = 40;
+constexpr int LOADER_REGISTERS = 24;
 
 enum barrier_id {
     BARRIER_QUERY = 1,  /* Q is in shared memory: warpgroups 0-2 */
@@ -77,6 +77,8 @@ template <int LATENT_, int ROPE_, int HEADS_> struct Shape {
 
     static constexpr int CHUNKS = LATENT / 64; /* of 64 values; RoPE is one more */
     static constexpr int CHUNK_BYTES = HEADS * 128;
+    /* After the issue of this chunk O^T of the tile before may start: late, so that it runs under this tile's softmax. */
+    static constexpr int GO_CHUNK = CHUNKS - 1;
     static constexpr int P_AT = attend_sm90_q_bytes(LATENT, ROPE, HEADS);
     static constexpr int P_BYTES = attend_sm90_p_bytes(HEADS);
     static constexpr int STAGES_AT = attend_sm90_stages_at(LATENT, ROPE, HEADS);
@@ -133,29 +135,32 @@ struct Sum {
     __device__ static float apply(float a, float b) { return a + b; }
 };
 
-/* Reduces v[i] over the 8 lanes that share q; which heads end up here: v[0 .. max(N / 8, 1)) are heads i_first_p + ... of
- * the thread's list. Halves the list at each step while it can, so N = 16 takes 14 shuffles, not 48. */
+/* One step: lanes that differ in bit MASK exchange halves of their 2 * HALF values, or share one value. Returns where the
+ * half kept here starts. */
+template <class Op, int HALF, int MASK, int N> __device__ __forceinline__ int reduce_step(float (&v)[N], int lane)
+{
+    if constexpr (HALF == 0) {
+        v[0] = Op::apply(v[0], __shfl_xor_sync(~0u, v[0], MASK));
+        return 0;
+    } else {
+        const bool is_upper = (lane & MASK) != 0;
+#pragma unroll
+        for (int i = 0; i < HALF; i++) {
+            const float give = is_upper ? v[i] : v[i + HALF];
+            const float keep = is_upper ? v[i + HALF] : v[i];
+            v[i] = Op::apply(keep, __shfl_xor_sync(~0u, give, MASK));
+        }
+        return is_upper ? HALF : 0;
+    }
+}
+
+/* Reduces every v[i] over the 8 lanes that share q, halving the list at each step while it can: 14 shuffles for 16 values,
+ * not 48. Afterwards v[0 .. max(N / 8, 1)) belong to entries first + ... of the list; returns first. */
 template <class Op, int N> __device__ __forceinline__ int reduce_tokens(float (&v)[N], int lane)
 {
-    int first = 0;
-#pragma unroll
-    for (int step = 0; step < 3; step++) {
-        const int mask = 16 >> step;
-        const int half = (N >> step) / 2;
-        if (half >= 1) {
-            const bool is_upper = (lane & mask) != 0;
-#pragma unroll
-            for (int i = 0; i < half; i++) {
-                const float give = is_upper ? v[i] : v[i + half];
-                const float keep = is_upper ? v[i + half] : v[i];
-                v[i] = Op::apply(keep, __shfl_xor_sync(~0u, give, mask));
-            }
-            first += is_upper ? half : 0;
-        } else {
-            v[0] = Op::apply(v[0], __shfl_xor_sync(~0u, v[0], mask));
-        }
-    }
-    return first;
+    int first = reduce_step<Op, N / 2, 16>(v, lane);
+    first += reduce_step<Op, N / 4, 8>(v, lane);
+    return first + reduce_step<Op, N / 8, 4>(v, lane);
 }
 
 /* Entry i of a thread's head list is head 8 * (i / 2) + 2 q + i % 2. */
@@ -243,7 +248,7 @@ __device__ __forceinline__ void store_query(const QueryRows<S> &rows, uint32_t q
     for (int u = 0; u < S::WARP_QUERIES; u++) {
         const int head = warp + S::QUERY_WARPS * u;
         if (head >= S::HEADS)
-            break;
+            continue;
 #pragma unroll
         for (int i = 0; i < S::LATENT / 256; i++) {
             const int eight = WARP * i + lane; /* which 8 values */
@@ -408,7 +413,7 @@ __device__ __forceinline__ void run_loader(const dsk_kv_view *kv, attend_sm90_co
         const uint32_t valid = __ballot_sync(~0u, address != 0);
         if (me.lane == 0)
             ctl->valid[stage][me.warp] = (uint16_t)valid;
-        if (S::IS_BULK)
+        if constexpr (S::IS_BULK)
             copy_rows_bulk<S>(stages_at + stage * S::STAGE_BYTES, &ctl->full[stage], me, address, policy);
         else
             copy_rows_small<S>(stages_at + stage * S::STAGE_BYTES, &ctl->full[stage], me, address, kv->base);
@@ -544,12 +549,6 @@ __device__ __forceinline__ void release_output(attend_sm90_control *ctl, int lan
         mbar_arrive(&ctl->go);
 }
 
-/* The chunk after whose issue O^T of the tile before may start: late enough that it runs under this tile's softmax. */
-template <class S> constexpr int go_chunk()
-{
-    return S::CHUNKS - 1;
-}
-
 /* Raw scores of a tile whose scales fold: one run of instructions, no wait between groups. The scores come out divided by
  * the row's top scale. `bytes` holds chunk 0. */
 template <class S>
@@ -570,7 +569,7 @@ __device__ __forceinline__ void score_folded(float (&scores)[S::HEADS / 2], cons
             load_keys<S>(bytes, row_at, me.q, c + 1);
         scale_keys(a[c & 1], pack_f16(low, low), pack_f16(high, high));
         issue_chunk<S>(scores, a[c & 1], query_desc, c);
-        if (c == go_chunk<S>() && is_go)
+        if (c == S::GO_CHUNK && is_go)
             release_output(ctl, me.lane);
         wgmma_wait<1>();
     }
@@ -624,9 +623,9 @@ __device__ __forceinline__ void score_general(float (&scores)[S::HEADS / 2], con
             multiply_rows(scores, low, high);
         }
         issue_chunk<S>(scores, a[c & 1], query_desc, c);
-        if (c == go_chunk<S>() && is_go)
+        if (c == S::GO_CHUNK && is_go)
             release_output(ctl, me.lane);
-        if ((c & 1) == 0)
+        if (c & 1) /* the next chunk's fragments take the place of the last but one's */
             wgmma_wait<1>();
     }
     uint32_t(&rope)[4][4] = a[S::CHUNKS & 1];
@@ -705,7 +704,7 @@ __device__ __forceinline__ bool is_too_small(float scale, float inverse_ref)
 /* A tile that did not pass: moves base and ref where they must, rescales what was summed so far and shifts the tile's
  * scores. Returns whether the tile must be exact. `scale` are the V scales of the thread's two rows in group q. */
 template <class S>
-__device__ __noinline__ bool settle_tile(float (&scores)[S::HEADS / 2], Softmax<S> &state, attend_sm90_control *ctl,
+__device__ __forceinline__ bool settle_tile(float (&scores)[S::HEADS / 2], Softmax<S> &state, attend_sm90_control *ctl,
                                          const Lane me, float scale0, float scale1, float top, bool is_valid, int buffer,
                                          bool *is_rescaled_p)
 {
@@ -995,7 +994,7 @@ __device__ __forceinline__ void multiply_tile(Output<S> &o, uint32_t (&bytes)[4]
 
 /* The same in f32 by FFMA, from P [token][head]: no range is too wide for it. */
 template <class S>
-__device__ __noinline__ void multiply_tile_exact(Output<S> &o, uint32_t rows_at, int d0, uint32_t p_at, int group,
+__device__ __forceinline__ void multiply_tile_exact(Output<S> &o, uint32_t rows_at, int d0, uint32_t p_at, int group,
                                                  float inverse_ref, int q)
 {
 #pragma unroll 1

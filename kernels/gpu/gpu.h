@@ -46,10 +46,10 @@ struct gpu_kernel {
 
 /* What an attend launch depends on; the key of its graph. Zeroed before it is filled, compared as bytes. */
 struct gpu_attend_shape {
+    int64_t topk; /* the longest list, rounded up to 64 */
     uint32_t layout;
     int32_t n_rows; /* padded to a bucket */
     int32_t h_q;
-    int32_t topk; /* the longest list, rounded up to 64 */
     int32_t out_dtype;
     uint32_t flags;
     uint32_t is_aligned; /* q, out and the plane by 16 bytes throughout */
@@ -76,8 +76,9 @@ struct gpu_code {
     const struct gpu_kernel *kernels; /* the first GPU_N_FUNCTIONS as in enum gpu_function */
     int32_t n_images;
     int32_t n_kernels;
-    /* false: not served; fills err. is_portable: never a kernel that is for one architecture alone. */
-    bool (*plan_attend)(const struct gpu_props *props, const struct gpu_attend_shape *shape, bool is_portable,
+    /* DSK_E_UNSUPPORTED: not served. is_portable: never a kernel that is for one architecture alone. Partial results
+     * of one row take at most GPU_PART_BYTES. */
+    dsk_status (*plan_attend)(const struct gpu_props *props, const struct gpu_attend_shape *shape, bool is_portable,
                         struct gpu_attend_plan *plan_p, struct dsk_err *err);
 };
 

@@ -23,10 +23,9 @@ static int32_t bucket_of(int32_t n_rows)
     return (n_rows + step - 1) / step * step;
 }
 
-/* 0 where every address and pitch of the launch is a multiple of 16. */
-static uint64_t misalignment(const struct dsk_attend_row *row)
+static bool is_row_aligned(const struct dsk_attend_row *row)
 {
-    return (row->q | row->out | (uint64_t)row->q_head_bytes | (uint64_t)row->out_head_bytes) & 15u;
+    return ((row->q | row->out | (uint64_t)row->q_head_bytes | (uint64_t)row->out_head_bytes) & 15u) == 0;
 }
 
 static struct dsk_attend_row make_row(const struct dsk_attend_seg *seg, int32_t i)
@@ -51,58 +50,75 @@ static struct dsk_attend_row make_row(const struct dsk_attend_seg *seg, int32_t 
     return row;
 }
 
-/* Rows left from here on, and the longest list among the first n_max of them. */
-static int64_t look_ahead(const struct cursor *at, int64_t n_max, int32_t *topk_p)
+/* Rows left from here on, at most n_max. */
+static int32_t count_rows(const struct cursor *at, int32_t n_max)
 {
-    int64_t n = 0;
+    int64_t n = -(int64_t)at->i_row;
 
-    *topk_p = 0;
-    for (int32_t i = at->i_seg; i < at->args->n_segs && n < n_max; i++) {
-        const struct dsk_attend_seg *seg = &at->args->segs[i];
-        int32_t n_rows = seg->n_rows - (i == at->i_seg ? at->i_row : 0);
-
-        n += n_rows;
-        if (n_rows > 0 && seg->topk > *topk_p)
-            *topk_p = seg->topk;
-    }
-    return n < n_max ? n : n_max;
+    for (int32_t i = at->i_seg; i < at->args->n_segs && n < n_max; i++)
+        n += at->args->segs[i].n_rows;
+    return (int32_t)(n < n_max ? n : n_max);
 }
 
-/* Writes n rows and moves on; returns the or of their misalignments. */
-static uint64_t take_rows(struct cursor *at, struct dsk_attend_row *rows, int32_t n)
+/* The segment of the next row. */
+static const struct dsk_attend_seg *next_seg(struct cursor *at)
 {
-    uint64_t odd = 0;
+    while (at->i_row >= at->args->segs[at->i_seg].n_rows) {
+        at->i_seg++;
+        at->i_row = 0;
+    }
+    return &at->args->segs[at->i_seg];
+}
+
+static void advance(struct cursor *at, int32_t n)
+{
+    for (int32_t i = 0; i < n; i++) {
+        (void)next_seg(at);
+        at->i_row++;
+    }
+}
+
+/* What the rows of a launch have in common. */
+struct traits {
+    int32_t topk;
+    bool is_aligned;
+};
+
+/* Writes up to n rows from *at on, which stays where it is, and returns how many. Where a row's bits may not depend on
+ * its company, only rows alike share a launch: the plan must be the one that each would have alone. */
+static int32_t write_rows(const struct cursor *at, struct dsk_attend_row *rows, int32_t n, struct traits *traits)
+{
+    const bool is_invariant = (at->args->flags & DSK_ATTEND_BATCH_INVARIANT) != 0;
+    struct cursor next = *at;
 
     for (int32_t i = 0; i < n; i++) {
-        while (at->i_row >= at->args->segs[at->i_seg].n_rows) {
-            at->i_seg++;
-            at->i_row = 0;
-        }
-        rows[i] = make_row(&at->args->segs[at->i_seg], at->i_row++);
-        odd |= misalignment(&rows[i]);
+        const struct dsk_attend_seg *seg = next_seg(&next);
+        bool is_aligned;
+
+        rows[i] = make_row(seg, next.i_row++);
+        is_aligned = is_row_aligned(&rows[i]);
+        if (i == 0)
+            *traits = (struct traits){seg->topk, is_aligned};
+        if (is_invariant && (seg->topk != traits->topk || is_aligned != traits->is_aligned))
+            return i;
+        traits->topk = seg->topk > traits->topk ? seg->topk : traits->topk;
+        traits->is_aligned = traits->is_aligned && is_aligned;
     }
-    return odd;
+    return n;
 }
 
-/* The shape of n rows. Two lists are of one shape if they take the same number of tiles. */
-static void fill_shape(struct gpu_attend_shape *shape, const struct dsk_attend_args *args, int32_t n_rows,
-                       int32_t topk, bool is_aligned)
+/* The shape of n rows. Lists are of one shape if they take the same number of tiles. */
+static void fill_shape(struct gpu_attend_shape *shape, const struct dsk_attend_args *args, int32_t n,
+                       const struct traits *traits)
 {
-    const int32_t most = INT32_MAX / 64 * 64;
-
     memset(shape, 0, sizeof(*shape)); /* it is compared as bytes */
     shape->layout = args->kv.layout;
-    shape->n_rows = bucket_of(n_rows);
+    shape->n_rows = bucket_of(n);
     shape->h_q = args->h_q;
-    shape->topk = topk > most ? INT32_MAX : (topk + 63) / 64 * 64;
+    shape->topk = ((int64_t)traits->topk + 63) / 64 * 64;
     shape->out_dtype = args->out_dtype;
     shape->flags = args->flags;
-    shape->is_aligned = is_aligned;
-}
-
-static bool is_plane_aligned(const struct dsk_kv_view *kv)
-{
-    return ((kv->base | (uint64_t)kv->page_pitch_bytes) & 15u) == 0;
+    shape->is_aligned = traits->is_aligned;
 }
 
 static bool fits(const struct gpu_attend_plan *plan)
@@ -112,35 +128,40 @@ static bool fits(const struct gpu_attend_plan *plan)
            <= GPU_PART_BYTES;
 }
 
-static bool plan_of(const struct gpu_device *gpu, const struct gpu_attend_shape *shape, struct gpu_attend_plan *plan,
-                    struct dsk_err *err)
+static dsk_status plan_of(const struct gpu_device *gpu, const struct gpu_attend_shape *shape,
+                          struct gpu_attend_plan *plan, struct dsk_err *err)
 {
     return gpu->code->plan_attend(&gpu->props, shape, (gpu->flags & DSK_DEVICE_PORTABLE) != 0, plan, err);
 }
 
-/* Fewer rows until the partial results fit the scratch. A launch of one row always does. */
-static bool choose(const struct gpu_device *gpu, const struct cursor *at, int32_t *n_p,
-                   struct gpu_attend_shape *shape, struct gpu_attend_plan *plan, struct dsk_err *err)
+/* Fewer of the *n_p rows, until their partial results fit the scratch. One row's always do. */
+static dsk_status choose(const struct gpu_device *gpu, const struct dsk_attend_args *args,
+                         const struct traits *traits, int32_t *n_p, struct gpu_attend_shape *shape,
+                         struct gpu_attend_plan *plan, struct dsk_err *err)
 {
-    int32_t topk, n = (int32_t)look_ahead(at, GPU_LAUNCH_ROWS, &topk);
+    for (;; *n_p = (*n_p + 1) / 2) {
+        dsk_status status;
 
-    for (;; n = (n + 1) / 2) {
-        fill_shape(shape, at->args, n, topk, is_plane_aligned(&at->args->kv));
-        if (!plan_of(gpu, shape, plan, err))
-            return false;
-        if (fits(plan) || n == 1)
-            break;
+        fill_shape(shape, args, *n_p, traits);
+        status = plan_of(gpu, shape, plan, err);
+        if (status != DSK_OK)
+            return status;
+        if (fits(plan))
+            return DSK_OK;
+        if (*n_p == 1)
+            return dsk_fail(err, DSK_E_UNSUPPORTED, "topk", traits->topk,
+                            "the partial results of one row are more than the scratch holds");
     }
-    *n_p = n;
-    return true;
 }
 
-static void fill_block(struct dsk_attend_block *block, const struct gpu_stream *stream,
+/* host: the start of the pinned copy. */
+static void fill_block(void *host, const struct gpu_stream *stream,
                        const struct dsk_attend_args *args, const struct gpu_attend_shape *shape,
                        const struct gpu_attend_plan *plan)
 {
     const uint64_t lse = stream->parts + dsk_gpu_round_up(plan->part_out_bytes, 256);
     const uint64_t ref = lse + dsk_gpu_round_up(plan->part_lse_bytes, 256);
+    struct dsk_attend_block *block = host;
 
     memset(block, 0, sizeof(*block));
     block->kv = args->kv;
@@ -157,33 +178,31 @@ static void fill_block(struct dsk_attend_block *block, const struct gpu_stream *
 }
 
 /* One launch of as many rows as fit it. */
-static dsk_status launch_some(struct gpu_stream *stream, struct cursor *at, struct dsk_err *err)
+static dsk_status launch_some(struct gpu_stream *stream, struct cursor *at, int32_t n, struct dsk_err *err)
 {
     struct gpu_device *gpu = dsk_gpu_device(&stream->base);
+    struct traits traits = {0, false};
     struct gpu_attend_shape shape;
     struct gpu_attend_plan plan;
     struct dsk_attend_row *rows;
-    uint8_t *host;
-    void *taken;
+    void *host;
     uint64_t bytes;
-    int32_t n;
-    dsk_status status;
+    dsk_status status =
+        dsk_gpu_ring_take(stream, GPU_BLOCK_BYTES + (uint64_t)bucket_of(n) * sizeof(*rows), &host);
 
-    if (!choose(gpu, at, &n, &shape, &plan, err))
-        return DSK_E_UNSUPPORTED;
-    bytes = GPU_BLOCK_BYTES + (uint64_t)shape.n_rows * sizeof(*rows);
-    status = dsk_gpu_ring_take(stream, bytes, &taken);
     if (status != DSK_OK)
         return dsk_fail(err, status, "segs", n, "%s", dsk_status_text(status));
-    host = taken;
-    rows = (struct dsk_attend_row *)(void *)(host + GPU_BLOCK_BYTES);
-    if (take_rows(at, rows, n) != 0 && shape.is_aligned) { /* rare: plan once more, for rows that are not */
-        shape.is_aligned = false;
-        if (!plan_of(gpu, &shape, &plan, err))
-            return DSK_E_UNSUPPORTED;
-    }
+    rows = (struct dsk_attend_row *)(void *)((uint8_t *)host + GPU_BLOCK_BYTES);
+    n = write_rows(at, rows, n, &traits);
+    if (((at->args->kv.base | (uint64_t)at->args->kv.page_pitch_bytes) & 15u) != 0)
+        traits.is_aligned = false;
+    status = choose(gpu, at->args, &traits, &n, &shape, &plan, err);
+    if (status != DSK_OK)
+        return status;
+    advance(at, n);
     memset(rows + n, 0, (size_t)(shape.n_rows - n) * sizeof(*rows));
-    fill_block((struct dsk_attend_block *)(void *)host, stream, at->args, &shape, &plan);
+    fill_block(host, stream, at->args, &shape, &plan);
+    bytes = GPU_BLOCK_BYTES + (uint64_t)shape.n_rows * sizeof(*rows);
     status = dsk_gpu_work(gpu, gpu->driver.copy_in(&gpu->driver, stream->block, host, bytes, stream->handle),
                           "copy_in", err);
     return status != DSK_OK ? status : dsk_gpu_graph_run(stream, &shape, &plan, err);
@@ -192,11 +211,11 @@ static dsk_status launch_some(struct gpu_stream *stream, struct cursor *at, stru
 dsk_status dsk_gpu_attend(struct dsk_stream *s, const struct dsk_attend_args *args, struct dsk_err *err)
 {
     struct cursor at = {args, 0, 0};
-    int32_t topk;
+    int32_t n;
     dsk_status status = dsk_gpu_enter(dsk_gpu_device(s));
 
-    while (status == DSK_OK && look_ahead(&at, 1, &topk) > 0)
-        status = launch_some(dsk_gpu_stream(s), &at, err);
+    while (status == DSK_OK && (n = count_rows(&at, GPU_LAUNCH_ROWS)) > 0)
+        status = launch_some(dsk_gpu_stream(s), &at, n, err);
     return status;
 }
 
@@ -204,9 +223,10 @@ bool dsk_gpu_supports(const struct dsk_device *dev, const struct dsk_attend_shap
 {
     const struct dsk_attend_args args = {
         .kv = {.layout = shape->layout}, .h_q = shape->h_q, .out_dtype = shape->out_dtype};
+    const struct traits traits = {shape->topk, false};
     struct gpu_attend_shape one;
     struct gpu_attend_plan plan;
 
-    fill_shape(&one, &args, 1, shape->topk, false);
-    return plan_of((const struct gpu_device *)dev, &one, &plan, err);
+    fill_shape(&one, &args, 1, &traits);
+    return plan_of((const struct gpu_device *)dev, &one, &plan, err) == DSK_OK;
 }

@@ -713,7 +713,7 @@ END_TEST
 START_TEST(late_jobs_are_dropped_before_their_launch)
 {
     uint64_t id = wk_create(&wk);
-    uint16_t *rows = wk_rows(&wk, 4);
+    uint16_t *rows = wk_rows(&wk, 6);
     struct wk_job late, fine;
 
     wk_append_job(&wk, &late, id, 0, 2, rows, 2);
@@ -751,7 +751,7 @@ START_TEST(stop_answers_what_waits)
 {
     enum { N = 40 };
     uint64_t id = wk_create(&wk);
-    uint16_t *rows = wk_rows(&wk, 1);
+    uint16_t *rows = wk_rows(&wk, 2);
     static struct wk_job jobs[N];
 
     wk_park(&wk);
@@ -777,7 +777,7 @@ START_TEST(ends_of_sessions_fit_a_full_queue)
 {
     static struct wk_job jobs[64], ends[8];
     uint64_t id = wk_create(&wk);
-    uint16_t *rows = wk_rows(&wk, 1);
+    uint16_t *rows = wk_rows(&wk, 2);
 
     ck_assert_uint_eq(wk.config.max_queue, 64);
     wk_park(&wk);
