@@ -168,7 +168,7 @@ DSK_MUST_CHECK dsk_status dsk_mem_set(struct dsk_stream *s, uint64_t dst, uint8_
 
 /* Quantise bf16 rows into slots (FORMATS: write). Bytes are identical on every backend.
  * Non-finite values: NaN writes 0, infinities write +-448; both are left out of amax and counted.
- * bf16 layouts and RoPE copy bits and count nothing. Two equal slots in one batch: the later row wins. */
+ * RoPE and the bf16 layouts copy bits verbatim; their non-finite values are counted, and refused by STRICT, too. Two equal slots in one batch: the later row wins. */
 struct dsk_append_args {
     struct dsk_kv_view kv;
     uint64_t rows;     /* bf16 [n_rows, d_qk] */

@@ -261,6 +261,7 @@ dsa_status srv_timer_start(struct srv_loop *loop, uint64_t first_us, uint64_t pe
         return DSA_E_NO_MEMORY;
     timer->fn = fn;
     timer->arg = arg;
+    uv_update_time(&loop->uv); /* uv counts from its cached time, which is old outside its callbacks */
     uv_timer_init(&loop->uv, &timer->handle);
     timer->handle.data = timer;
     uv_timer_start(&timer->handle, on_timer, (first_us + 999) / 1000, (period_us + 999) / 1000);

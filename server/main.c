@@ -106,7 +106,8 @@ static dsa_status derive_config(struct server *server, struct srv_err *err)
                         config->layers, page_bytes, (1u << 25) - 1);
     if (config->chunk_rows > config->batch_rows)
         return srv_fail(err, DSA_E_BAD_REQUEST, "chunk-rows", "%" PRIu64, config->chunk_rows,
-                        "at most batch-rows (%" PRIu64 "): a piece is part of one launch", config->batch_rows);
+                        "at most batch-rows (%" PRIu64 "): a piece is part of one launch",
+                        config->batch_rows);
     if (config->max_rows / config->chunk_rows > MAX_PIECES)
         return srv_fail(err, DSA_E_BAD_REQUEST, "chunk-rows", "%" PRIu64, config->chunk_rows,
                         "max-rows / chunk-rows may be at most %d", MAX_PIECES);
@@ -458,7 +459,8 @@ static int serve(struct server *server)
     return 0;
 #else
     fflush(NULL);
-    _exit(0); /* not rpc_fini, which can take seconds; and no destructors under gRPC's threads that still run */
+    _exit(
+        0); /* not rpc_fini, which can take seconds; and no destructors under gRPC's threads that still run */
 #endif
 }
 

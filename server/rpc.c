@@ -81,7 +81,7 @@ struct rpc {
     struct tag shutdown_tag;
     struct tag ring_tag; /* of every bell: a ring may be taken after its bell is gone */
     bool is_shutting_down, is_stopped;
-    bool is_local[MAX_TRACKED_FDS];  /* by descriptor */
+    bool is_local[MAX_TRACKED_FDS]; /* by descriptor */
     unsigned n_armed;
     uint64_t n_messages; /* received since start */
 };
@@ -548,7 +548,8 @@ bool rpc_call_is_local(const struct rpc_call *call)
 {
     char *peer = grpc_call_get_peer(call->call);
     int fd;
-    bool is_local = sscanf(peer, "fd:%d", &fd) == 1 && fd >= 0 && fd < MAX_TRACKED_FDS && call->rpc->is_local[fd];
+    bool is_local =
+        sscanf(peer, "fd:%d", &fd) == 1 && fd >= 0 && fd < MAX_TRACKED_FDS && call->rpc->is_local[fd];
 
     gpr_free(peer);
     return is_local;

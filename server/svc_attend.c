@@ -10,9 +10,9 @@
 #include "server/status.h"
 #include "server/svc.h"
 
-#define REPLY_OVERHEAD 4096 /* more than a reply has beside its results */
-#define REQUEST_ID_FIELD 2 /* of AttendRequest */
-#define N_BUCKETS      64   /* of the requests in flight, by request id */
+#define REPLY_OVERHEAD   4096 /* more than a reply has beside its results */
+#define REQUEST_ID_FIELD 2    /* of AttendRequest */
+#define N_BUCKETS        64   /* of the requests in flight, by request id */
 
 struct stream {
     struct svc *svc;
@@ -658,7 +658,8 @@ void svc_attend_message(struct rpc_call *call, const uint8_t *bytes, size_t n)
     const Dsa__V1__AttendRequest *message = NULL;
     struct svc_lease *lease;
     struct srv_err err = {0};
-    uint64_t request_id = wire_peek(bytes, n, REQUEST_ID_FIELD); /* known even if the rest is refused unread */
+    uint64_t request_id =
+        wire_peek(bytes, n, REQUEST_ID_FIELD); /* known even if the rest is refused unread */
     dsa_status rc = svc_check_size(stream->svc, n, &err);
 
     if (rc == DSA_OK)

@@ -94,14 +94,6 @@ static void write_row(const struct append_job *job, const uint16_t *x, uint8_t *
     memcpy(dst + rope_at, x + layout->latent, sizeof(*x) * (size_t)layout->rope);
 }
 
-/* Values of a row that are quantised, and so counted when they are not finite. */
-static int n_counted(const struct dsk_layout *layout)
-{
-    if (layout->id == DSK_LAYOUT_RAW_512_64)
-        return layout->d_qk;
-    return layout->n_groups > 0 ? layout->latent : 0;
-}
-
 /* One row of the batch. The input is copied first, so that a client who changes it meanwhile cannot make
  * count, scale and bytes disagree. */
 static void append_row(const struct append_job *job, int32_t i)
@@ -115,7 +107,7 @@ static void append_row(const struct append_job *job, int32_t i)
     if (slot >= 0) {
         memcpy(x, dsk_cpu_ptr(args->rows + (uint64_t)(i * args->row_bytes)),
                sizeof(*x) * (size_t)layout->d_qk);
-        count = count_nonfinite(x, n_counted(layout));
+        count = count_nonfinite(x, layout->d_qk);
         write_row(job, x, dsk_cpu_ptr(dsk_row_address(&args->kv, layout->row_bytes, slot)));
     }
     if (args->n_nonfinite != 0)
@@ -160,7 +152,7 @@ static void append_task(void *user, int worker, int64_t i_shard)
 static dsk_status check_finite(const struct append_job *job, struct dsk_err *err)
 {
     const struct dsk_append_args *args = job->args;
-    const int n = n_counted(job->layout);
+    const int n = job->layout->d_qk;
 
     for (int32_t i = 0; i < args->n_rows; i++) {
         uint16_t x[DSK_MAX_D_QK];

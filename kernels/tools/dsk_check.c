@@ -8,13 +8,16 @@
 #include "check_parts.h"
 
 static const char help[] =
-    "usage: dsk-check --device cpu [options]\n"
+    "usage: dsk-check --device cpu|cuda [options]\n"
     "\n"
     "Runs the kernels on a device and compares every result with float64: attend, append (byte for byte),\n"
     "read, gather, map and merge; repeats must give the same bits, and guard bytes around every buffer must\n"
     "survive. Ends in a line `N passed, N failed`.\n"
     "\n"
-    "  --device KIND     cpu (the kinds cuda and hip are refused where this build does not serve them)\n"
+    "  --device KIND     cpu or cuda (and hip, refused where this build does not serve it)\n"
+    "  --ordinal N       which device of that kind (default 0)\n"
+    "  --portable        GPUs: only kernels that run on every architecture\n"
+    "  --no-graphs       GPUs: launch directly instead of replaying recorded launches\n"
     "  --isa NAME        auto, generic, avx2 or avx512 (default auto: the best this processor has)\n"
     "  --threads N       threads that compute; 0 takes every processor this process may use (default 0)\n"
     "  --vectors DIR     also run every reference folder in DIR (none by default)\n"
@@ -66,6 +69,8 @@ static int parse(int argc, char **argv, struct options *o)
     static const struct option table[] = {{"device", 1, NULL, 'd'},  {"isa", 1, NULL, 'i'},
                                           {"threads", 1, NULL, 't'}, {"vectors", 1, NULL, 'v'},
                                           {"seed", 1, NULL, 's'},    {"cases", 1, NULL, 'c'},
+                                          {"ordinal", 1, NULL, 'o'}, {"portable", 0, NULL, 'p'},
+                                          {"no-graphs", 0, NULL, 'g'},
                                           {"help", 0, NULL, 'h'},    {NULL, 0, NULL, 0}};
     static const char *const devices[] = {"cpu", "cuda", "hip", NULL};
     static const char *const isas[] = {"auto", "generic", "avx2", "avx512", NULL};
@@ -95,6 +100,16 @@ static int parse(int argc, char **argv, struct options *o)
             is_ok = parse_number("cases", optarg, 100000, &n);
             o->n_cases = is_ok ? (int)n : 0;
             break;
+        case 'o':
+            is_ok = parse_number("ordinal", optarg, 1024, &n);
+            o->config.ordinal = is_ok ? (int32_t)n : 0;
+            break;
+        case 'p':
+            o->config.flags |= DSK_DEVICE_PORTABLE;
+            break;
+        case 'g':
+            o->config.flags |= DSK_DEVICE_NO_GRAPHS;
+            break;
         case 'h':
             fputs(help, stdout);
             return 1;
@@ -118,7 +133,10 @@ static int run(struct check *c, const struct options *o)
 {
     const struct dsk_device_info *info = dsk_device_get_info(c->dev);
 
-    printf("device: %s, %d threads\n", info->name, info->n_threads);
+    if (info->kind == DSK_DEVICE_CPU)
+        printf("device: %s, %d threads\n", info->name, info->n_threads);
+    else
+        printf("device: %s, %s, %s\n", info->name, info->arch, info->uuid);
     if (!o->vectors)
         printf("vectors: none, because no --vectors was given\n");
     else if (check_vectors(c, o->vectors) != 0)

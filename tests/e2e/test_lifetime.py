@@ -164,11 +164,10 @@ def grace_and_reattach(server, rng):
     rows = random_rows(rng, 100)
     s.append(sequence, rows)
     region = s.region(4096)
-    busy_elsewhere = lambda: Session(client, token=s.token)
-    expect_refusal(busy_elsewhere, "FAILED_PRECONDITION")  # its stream is still there
+    expect_refusal(lambda: Session(client, token=s.token), "FAILED_PRECONDITION")  # its stream is still there
     s.lease.cancel()
-    # the server sees the cancel in its own time: a reattach is refused until then
-    def try_reattach():
+
+    def try_reattach():  # the server sees the cancel in its own time, and refuses until then
         try:
             return Session(client, token=s.token)
         except grpc.RpcError as error:

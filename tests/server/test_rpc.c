@@ -309,7 +309,7 @@ static void connect_client(void)
 
     args[0].value.integer = args[1].value.integer = -1;
     ck_assert_int_eq(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, fds), 0);
-    rpc_add_fd(rpc, fds[0]);
+    rpc_add_fd(rpc, fds[0], true);
     channel = grpc_channel_create_from_fd("test", fds[1], credentials, &channel_args);
     ck_assert_ptr_nonnull(channel);
     grpc_channel_credentials_release(credentials);
@@ -697,7 +697,7 @@ START_TEST(other_protocols_are_shown_out)
         ssize_t n = -1;
 
         ck_assert_int_eq(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fds), 0);
-        rpc_add_fd(rpc, fds[0]);
+        rpc_add_fd(rpc, fds[0], true);
         ck_assert_int_eq(write(fds[1], lines[i], strlen(lines[i])), (ssize_t)strlen(lines[i]));
         ck_assert_int_eq(shutdown(fds[1], SHUT_WR), 0);
         STEP_UNTIL((n = read(fds[1], bytes, sizeof(bytes)))
