@@ -20,6 +20,9 @@
 /* Messages without a pause after which the loop counts as busy. */
 #define BUSY_MESSAGES 2
 
+/* While spinning: looks at gRPC for each look at uv, whose events are rare and may wait some microseconds. */
+#define LOOKS_PER_UV 16
+
 struct signal_watch {
     uv_signal_t handle;
     void (*fn)(void *arg, int signum);
@@ -221,13 +224,15 @@ static bool look_and_serve(struct srv_loop *loop)
 static void spin(struct srv_loop *loop)
 {
     uint64_t idle_since = srv_now_us();
+    unsigned n = 0;
 
     while (!loop->is_stopping && srv_now_us() - idle_since < loop->spin_us) {
         if (look_and_serve(loop))
             idle_since = srv_now_us();
         else
             sched_yield(); /* on a machine with fewer cores than spinners the others must get on */
-        serve_uv(loop);
+        if (++n % LOOKS_PER_UV == 0)
+            serve_uv(loop);
     }
 }
 

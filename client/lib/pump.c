@@ -1,5 +1,6 @@
 /* pump.c - moves the completion queue on the calling thread. Each event's tag is a struct op that knows what
  * to do. */
+#include <sched.h>
 #include <time.h>
 
 #include "client/lib/internal.h"
@@ -53,6 +54,8 @@ bool dsa__pump(struct dsa_client *client, uint64_t until_us)
     do {
         if (handle_one(client, gpr_inf_past(GPR_CLOCK_MONOTONIC)))
             return true;
+        if (client->spin_us > 0)
+            sched_yield(); /* on a machine with fewer cores than spinners the others must get on */
         now = dsa__now_us();
     } while (now < spin_end && now < until_us);
     if (client->session.is_open && client->session.heartbeat_due_us < wake)

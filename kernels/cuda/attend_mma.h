@@ -21,18 +21,18 @@
 
 /* Bytes between two rows of Q or K in shared memory: an odd multiple of 16, so that eight rows of 16 bytes fall into
  * different banks. */
-#define ATTEND_MMA_PITCH(d_qk)       (2u * (uint32_t)(d_qk) + 16u)
-#define ATTEND_MMA_SCORE_PITCH       (ATTEND_MMA_TILE + 4) /* floats */
-#define ATTEND_MMA_RAW_PITCH(bytes)  (((uint32_t)(bytes) + 15u) / 16u * 16u)
+#define ATTEND_MMA_PITCH(d_qk)      (2u * (uint32_t)(d_qk) + 16u)
+#define ATTEND_MMA_SCORE_PITCH      (ATTEND_MMA_TILE + 4) /* floats */
+#define ATTEND_MMA_RAW_PITCH(bytes) (((uint32_t)(bytes) + 15u) / 16u * 16u)
 /* Warps that share the products of a token and head: with few heads there are not enough of those for eight. */
-#define ATTEND_MMA_K_WARPS(heads)    ((heads) == ATTEND_MMA_FEW_HEADS ? 4u : 1u)
+#define ATTEND_MMA_K_WARPS(heads) ((heads) == ATTEND_MMA_FEW_HEADS ? 4u : 1u)
 #define ATTEND_MMA_SCORE_BYTES(heads)                                                                        \
-    (ATTEND_MMA_K_WARPS(heads) * (uint32_t)(heads) * ATTEND_MMA_SCORE_PITCH * 4u)
+    (ATTEND_MMA_K_WARPS(heads) * (uint32_t)(heads)*ATTEND_MMA_SCORE_PITCH * 4u)
 
 /* Shared memory of a block, without the stages of raw rows: Q, K, scores, scales, factors. */
 #define ATTEND_MMA_FIXED_BYTES(d_qk, heads)                                                                  \
     (((uint32_t)(heads) + ATTEND_MMA_TILE) * ATTEND_MMA_PITCH(d_qk) + ATTEND_MMA_SCORE_BYTES(heads)          \
-     + ATTEND_MMA_SCALES * ATTEND_MMA_TILE * 4u + (uint32_t)(heads) * 8u + ATTEND_MMA_TILE * 4u + 64u)
+     + ATTEND_MMA_SCALES * ATTEND_MMA_TILE * 4u + (uint32_t)(heads)*8u + ATTEND_MMA_TILE * 4u + 64u)
 #define ATTEND_MMA_STAGE_BYTES(row_bytes) (ATTEND_MMA_TILE * ATTEND_MMA_RAW_PITCH(row_bytes))
 
 #endif /* KERNELS_CUDA_ATTEND_MMA_H */

@@ -25,54 +25,57 @@
 EMBED(dsk_image_rows, DSK_CUDA_ROWS);
 EMBED(dsk_image_lists, DSK_CUDA_LISTS);
 EMBED(dsk_image_attend_mma, DSK_CUDA_ATTEND_MMA);
+EMBED(dsk_image_peak, DSK_CUDA_PEAK);
 #if DSK_CUDA_HAS_SM90
 EMBED(dsk_image_attend_sm90, DSK_CUDA_ATTEND_SM90);
 #endif
 
-enum { IMAGE_ROWS, IMAGE_LISTS, IMAGE_ATTEND_MMA, IMAGE_ATTEND_SM90 };
+enum { IMAGE_ROWS, IMAGE_LISTS, IMAGE_ATTEND_MMA, IMAGE_PEAK, IMAGE_ATTEND_SM90 };
 
 static const struct gpu_image IMAGES[] = {
     [IMAGE_ROWS] = {dsk_image_rows, 0, 0},
     [IMAGE_LISTS] = {dsk_image_lists, 0, 0},
     [IMAGE_ATTEND_MMA] = {dsk_image_attend_mma, 0, 0},
+    [IMAGE_PEAK] = {dsk_image_peak, 0, 0},
 #if DSK_CUDA_HAS_SM90
     [IMAGE_ATTEND_SM90] = {dsk_image_attend_sm90, 9, 0},
 #endif
 };
 
 static const struct gpu_kernel KERNELS[] = {
-    [GPU_FN_APPEND] = {"gpu_append", IMAGE_ROWS},
-    [GPU_FN_APPEND_FEW] = {"gpu_append_few", IMAGE_ROWS},
-    [GPU_FN_APPEND_CHECK] = {"gpu_append_check", IMAGE_ROWS},
-    [GPU_FN_READ] = {"gpu_read", IMAGE_ROWS},
-    [GPU_FN_CLEAN] = {"gpu_clean", IMAGE_ROWS},
-    [GPU_FN_MAP] = {"gpu_map", IMAGE_LISTS},
-    [GPU_FN_MERGE] = {"gpu_merge", IMAGE_LISTS},
-    [GPU_FN_FAULT] = {"gpu_fault", IMAGE_LISTS},
-    {"attend_mma_512_64_h16", IMAGE_ATTEND_MMA},
-    {"attend_mma_512_64_h64", IMAGE_ATTEND_MMA},
-    {"attend_mma_512_0_h16", IMAGE_ATTEND_MMA},
-    {"attend_mma_512_0_h64", IMAGE_ATTEND_MMA},
-    {"attend_mma_256_0_h16", IMAGE_ATTEND_MMA},
-    {"attend_mma_256_0_h64", IMAGE_ATTEND_MMA},
-    {"attend_mma_combine", IMAGE_ATTEND_MMA},
+    [GPU_FN_APPEND] = {"gpu_append", IMAGE_ROWS, false},
+    [GPU_FN_APPEND_FEW] = {"gpu_append_few", IMAGE_ROWS, false},
+    [GPU_FN_APPEND_CHECK] = {"gpu_append_check", IMAGE_ROWS, false},
+    [GPU_FN_READ] = {"gpu_read", IMAGE_ROWS, false},
+    [GPU_FN_CLEAN] = {"gpu_clean", IMAGE_ROWS, false},
+    [GPU_FN_MAP] = {"gpu_map", IMAGE_LISTS, false},
+    [GPU_FN_MERGE] = {"gpu_merge", IMAGE_LISTS, false},
+    [GPU_FN_FAULT] = {"gpu_fault", IMAGE_LISTS, false},
+    [GPU_FN_PEAK] = {"gpu_peak", IMAGE_PEAK, true},
+    {"attend_mma_512_64_h16", IMAGE_ATTEND_MMA, true},
+    {"attend_mma_512_64_h64", IMAGE_ATTEND_MMA, true},
+    {"attend_mma_512_0_h16", IMAGE_ATTEND_MMA, true},
+    {"attend_mma_512_0_h64", IMAGE_ATTEND_MMA, true},
+    {"attend_mma_256_0_h16", IMAGE_ATTEND_MMA, true},
+    {"attend_mma_256_0_h64", IMAGE_ATTEND_MMA, true},
+    {"attend_mma_combine", IMAGE_ATTEND_MMA, false},
 #if DSK_CUDA_HAS_SM90
-    {"attend_sm90_512_64_h8", IMAGE_ATTEND_SM90},
-    {"attend_sm90_512_64_h16", IMAGE_ATTEND_SM90},
-    {"attend_sm90_512_64_h32", IMAGE_ATTEND_SM90},
-    {"attend_sm90_512_64_h64", IMAGE_ATTEND_SM90},
-    {"attend_sm90_512_0_h8", IMAGE_ATTEND_SM90},
-    {"attend_sm90_512_0_h16", IMAGE_ATTEND_SM90},
-    {"attend_sm90_512_0_h32", IMAGE_ATTEND_SM90},
-    {"attend_sm90_512_0_h64", IMAGE_ATTEND_SM90},
-    {"attend_sm90_256_0_h8", IMAGE_ATTEND_SM90},
-    {"attend_sm90_256_0_h16", IMAGE_ATTEND_SM90},
-    {"attend_sm90_256_0_h32", IMAGE_ATTEND_SM90},
-    {"attend_sm90_256_0_h64", IMAGE_ATTEND_SM90},
-    {"attend_sm90_merge_512_w1", IMAGE_ATTEND_SM90},
-    {"attend_sm90_merge_512_w8", IMAGE_ATTEND_SM90},
-    {"attend_sm90_merge_256_w1", IMAGE_ATTEND_SM90},
-    {"attend_sm90_merge_256_w8", IMAGE_ATTEND_SM90},
+    {"attend_sm90_512_64_h8", IMAGE_ATTEND_SM90, true},
+    {"attend_sm90_512_64_h16", IMAGE_ATTEND_SM90, true},
+    {"attend_sm90_512_64_h32", IMAGE_ATTEND_SM90, true},
+    {"attend_sm90_512_64_h64", IMAGE_ATTEND_SM90, true},
+    {"attend_sm90_512_0_h8", IMAGE_ATTEND_SM90, true},
+    {"attend_sm90_512_0_h16", IMAGE_ATTEND_SM90, true},
+    {"attend_sm90_512_0_h32", IMAGE_ATTEND_SM90, true},
+    {"attend_sm90_512_0_h64", IMAGE_ATTEND_SM90, true},
+    {"attend_sm90_256_0_h8", IMAGE_ATTEND_SM90, true},
+    {"attend_sm90_256_0_h16", IMAGE_ATTEND_SM90, true},
+    {"attend_sm90_256_0_h32", IMAGE_ATTEND_SM90, true},
+    {"attend_sm90_256_0_h64", IMAGE_ATTEND_SM90, true},
+    {"attend_sm90_merge_512_w1", IMAGE_ATTEND_SM90, false},
+    {"attend_sm90_merge_512_w8", IMAGE_ATTEND_SM90, false},
+    {"attend_sm90_merge_256_w1", IMAGE_ATTEND_SM90, false},
+    {"attend_sm90_merge_256_w8", IMAGE_ATTEND_SM90, false},
 #endif
 };
 
@@ -109,13 +112,15 @@ static int64_t round_up_64(int64_t n)
 
 /* As many splits as fill the device once, none shorter than two tiles; or, where bits may not depend on the batch, a
  * length that depends on the list alone. */
-static void split(struct gpu_attend_plan *plan, const struct gpu_attend_shape *shape, int64_t n_blocks, int64_t n_room)
+static void split(struct gpu_attend_plan *plan, const struct gpu_attend_shape *shape, int64_t n_blocks,
+                  int64_t n_room)
 {
     const int64_t most = INT32_MAX / 64 * 64;
     int64_t entries = ATTEND_MMA_INVARIANT_SPLIT;
 
     if ((shape->flags & DSK_ATTEND_BATCH_INVARIANT) == 0) {
-        int64_t n = smaller(smaller(n_room / n_blocks, ATTEND_MMA_MAX_SPLITS), shape->topk / (2 * ATTEND_MMA_TILE));
+        int64_t n =
+            smaller(smaller(n_room / n_blocks, ATTEND_MMA_MAX_SPLITS), shape->topk / (2 * ATTEND_MMA_TILE));
 
         entries = round_up_64((shape->topk + (n < 1 ? 0 : n - 1)) / (n < 1 ? 1 : n));
     }
@@ -153,9 +158,10 @@ static dsk_status plan_mma(const struct gpu_props *props, const struct gpu_atten
     split(plan, shape, (int64_t)shape->n_rows * n_blocks, (int64_t)props->n_units * (has_two ? 2 : 1));
     snprintf(name, sizeof(name), "attend_mma_%d_%d_h%u", layout->latent, layout->rope, heads);
     plan->main.function = find_kernel(name);
-    plan->main.dims = (struct gpu_launch_dims){.grid = {(uint32_t)shape->n_rows, n_blocks, (uint32_t)plan->n_splits},
-                                               .block = ATTEND_MMA_THREADS,
-                                               .shared_bytes = bytes};
+    plan->main.dims =
+        (struct gpu_launch_dims){.grid = {(uint32_t)shape->n_rows, n_blocks, (uint32_t)plan->n_splits},
+                                 .block = ATTEND_MMA_THREADS,
+                                 .shared_bytes = bytes};
     plan->combine.function = -1;
     if (plan->n_splits == 1)
         return DSK_OK;
@@ -223,8 +229,8 @@ static bool plan_sm90(const struct gpu_props *props, const struct gpu_attend_sha
 
 #endif
 
-static dsk_status plan_attend(const struct gpu_props *props, const struct gpu_attend_shape *shape, bool is_portable,
-                              struct gpu_attend_plan *plan_p, struct dsk_err *err)
+static dsk_status plan_attend(const struct gpu_props *props, const struct gpu_attend_shape *shape,
+                              bool is_portable, struct gpu_attend_plan *plan_p, struct dsk_err *err)
 {
     memset(plan_p, 0, sizeof(*plan_p));
     if (!is_portable && plan_sm90(props, shape, plan_p))
@@ -240,7 +246,8 @@ static const struct gpu_code CODE = {.images = IMAGES,
 
 #else
 
-static const struct gpu_code CODE = {.missing = "this build has no CUDA device code: nvcc was not found when it was made"};
+static const struct gpu_code CODE = {
+    .missing = "this build has no CUDA device code: nvcc was not found when it was made"};
 
 #endif
 

@@ -108,8 +108,13 @@ DEV uint32_t append_scaled(const uint16_t *x, uint8_t *dst, uint32_t rule, bool 
 #pragma unroll
     for (int i = 0; i < n_steps; i++)
         latent[i] = load_bf16x8(x + 8 * (WARP * i + lane), is_aligned);
-    if (8 * lane < L::rope)
+    if (8 * lane < L::rope) {
+        uint32_t v[8];
+
         rope = load_bf16x8(x + L::latent + 8 * lane, is_aligned);
+        unpack_bf16(rope, v);
+        n_odd += count8(v);
+    }
 #pragma unroll
     for (int i = 0; i < n_steps; i++) {
         uint32_t v[8], most;
@@ -152,14 +157,22 @@ DEV uint32_t append_raw(const uint16_t *x, uint8_t *dst, float scale, bool is_wr
 }
 
 template <class L>
-DEV void append_bf16(const uint16_t *x, uint8_t *dst, bool is_aligned, int lane)
+DEV uint32_t append_bf16(const uint16_t *x, uint8_t *dst, bool is_write, bool is_aligned, int lane)
 {
-    for (int at = 8 * lane; at < L::d_qk; at += 8 * WARP) {
-        const uint4 v = load_bf16x8(x + at, is_aligned);
+    uint32_t n_odd = 0;
 
-        *(uint2 *)(dst + 2 * at) = make_uint2(v.x, v.y);
-        *(uint2 *)(dst + 2 * at + 8) = make_uint2(v.z, v.w);
+    for (int at = 8 * lane; at < L::d_qk; at += 8 * WARP) {
+        const uint4 bits = load_bf16x8(x + at, is_aligned);
+        uint32_t v[8];
+
+        unpack_bf16(bits, v);
+        n_odd += count8(v);
+        if (is_write) {
+            *(uint2 *)(dst + 2 * at) = make_uint2(bits.x, bits.y);
+            *(uint2 *)(dst + 2 * at + 8) = make_uint2(bits.z, bits.w);
+        }
     }
+    return n_odd;
 }
 
 // Returns this lane's count of values that are not finite.
@@ -170,11 +183,8 @@ DEV uint32_t append_row(const gpu_append_args &args, int64_t i, int64_t slot, bo
     uint8_t *dst = row_of(args.kv, L::row_bytes, slot);
     const bool is_aligned = ((args.rows | (uint64_t)args.row_bytes) & 15u) == 0;
 
-    if (L::enc == BF16) {
-        if (is_write)
-            append_bf16<L>(x, dst, is_aligned, lane);
-        return 0;
-    }
+    if (L::enc == BF16)
+        return append_bf16<L>(x, dst, is_write, is_aligned, lane);
     if (L::enc == RAW)
         return append_raw<L>(x, dst, args.kv.raw_scale, is_write, is_aligned, lane);
     return append_scaled<L>(x, dst, args.rule, is_write, is_aligned, lane);

@@ -65,7 +65,7 @@ DSK_STATIC_ASSERT(sizeof(struct cu_launch) == 56, "CUlaunchConfig");
     X(device_get, "cuDeviceGet", (int *device_p, int ordinal))                                               \
     X(device_name, "cuDeviceGetName", (char *name, int size, int device))                                    \
     X(device_uuid, "cuDeviceGetUuid_v2", (struct cu_uuid * uuid_p, int device))                              \
-    X(device_memory, "cuDeviceTotalMem_v2", (size_t *bytes_p, int device))                                   \
+    X(device_memory, "cuDeviceTotalMem_v2", (size_t * bytes_p, int device))                                  \
     X(device_attribute, "cuDeviceGetAttribute", (int *value_p, int attribute, int device))                   \
     X(context_create, "cuCtxCreate_v2", (void **context_p, unsigned flags, int device))                      \
     X(context_destroy, "cuCtxDestroy_v2", (void *context))                                                   \
@@ -164,9 +164,10 @@ static int device_props(const struct gpu_driver *driver, int ordinal, struct gpu
     const struct {
         int attribute;
         int32_t *value_p;
-    } attributes[] = {{CU_DEVICE_ARCH_MAJOR, &props_p->arch_major}, {CU_DEVICE_ARCH_MINOR, &props_p->arch_minor},
-                      {CU_DEVICE_UNITS, &props_p->n_units},         {CU_DEVICE_WAVE, &props_p->wave},
-                      {CU_DEVICE_CACHE, &props_p->cache_bytes},     {CU_DEVICE_SHARED_MAX, &props_p->shared_bytes_max}};
+    } attributes[] = {
+        {CU_DEVICE_ARCH_MAJOR, &props_p->arch_major}, {CU_DEVICE_ARCH_MINOR, &props_p->arch_minor},
+        {CU_DEVICE_UNITS, &props_p->n_units},         {CU_DEVICE_WAVE, &props_p->wave},
+        {CU_DEVICE_CACHE, &props_p->cache_bytes},     {CU_DEVICE_SHARED_MAX, &props_p->shared_bytes_max}};
     struct cu_uuid uuid;
     size_t bytes;
     int device, result;
@@ -184,7 +185,8 @@ static int device_props(const struct gpu_driver *driver, int ordinal, struct gpu
     }
     memcpy(props_p->uuid, uuid.bytes, sizeof(props_p->uuid));
     props_p->memory_bytes = bytes;
-    snprintf(props_p->arch, sizeof(props_p->arch), "sm_%d%d", props_p->arch_major % 100, props_p->arch_minor % 100);
+    snprintf(props_p->arch, sizeof(props_p->arch), "sm_%d%d", props_p->arch_major % 100,
+             props_p->arch_minor % 100);
     return 0;
 }
 
@@ -314,7 +316,8 @@ static int event_elapsed(const struct gpu_driver *driver, void *start, void *end
 
 /* ---- copies ------------------------------------------------------------------------------ */
 
-static int copy_in(const struct gpu_driver *driver, uint64_t dst, const void *src, uint64_t bytes, void *stream)
+static int copy_in(const struct gpu_driver *driver, uint64_t dst, const void *src, uint64_t bytes,
+                   void *stream)
 {
     return cu(driver)->copy_in(dst, src, bytes, stream);
 }
@@ -324,12 +327,14 @@ static int copy_out(const struct gpu_driver *driver, void *dst, uint64_t src, ui
     return cu(driver)->copy_out(dst, src, bytes, stream);
 }
 
-static int copy_device(const struct gpu_driver *driver, uint64_t dst, uint64_t src, uint64_t bytes, void *stream)
+static int copy_device(const struct gpu_driver *driver, uint64_t dst, uint64_t src, uint64_t bytes,
+                       void *stream)
 {
     return cu(driver)->copy_device(dst, src, bytes, stream);
 }
 
-static int set_bytes(const struct gpu_driver *driver, uint64_t dst, uint8_t byte, uint64_t bytes, void *stream)
+static int set_bytes(const struct gpu_driver *driver, uint64_t dst, uint8_t byte, uint64_t bytes,
+                     void *stream)
 {
     return cu(driver)->set(dst, byte, bytes, stream);
 }
@@ -356,8 +361,8 @@ static int function_set_shared(const struct gpu_driver *driver, void *function, 
     return cu(driver)->function_set(function, CU_FUNCTION_SHARED_MAX, (int)bytes);
 }
 
-static int launch(const struct gpu_driver *driver, void *function, const struct gpu_launch_dims *dims, void *stream,
-                  void **params)
+static int launch(const struct gpu_driver *driver, void *function, const struct gpu_launch_dims *dims,
+                  void *stream, void **params)
 {
     struct cu_attribute attributes[2];
     struct cu_launch config = {.grid = {dims->grid[0], dims->grid[1], dims->grid[2]},

@@ -24,6 +24,7 @@ enum gpu_function {
     GPU_FN_MAP,          /* struct gpu_map_args; a row per block */
     GPU_FN_MERGE,        /* struct gpu_merge_args; a column per block */
     GPU_FN_FAULT,        /* no arguments: stops with an error that is sticky */
+    GPU_FN_PEAK,         /* struct gpu_peak_args */
     GPU_N_FUNCTIONS
 };
 
@@ -42,6 +43,7 @@ struct gpu_image {
 struct gpu_kernel {
     const char *name;
     int32_t image;
+    bool is_large; /* asks for more shared memory than a launch may without permission */
 };
 
 /* What an attend launch depends on; the key of its graph. Zeroed before it is filled, compared as bytes. */
@@ -78,8 +80,8 @@ struct gpu_code {
     int32_t n_kernels;
     /* DSK_E_UNSUPPORTED: not served. is_portable: never a kernel that is for one architecture alone. Partial results
      * of one row take at most GPU_PART_BYTES. */
-    dsk_status (*plan_attend)(const struct gpu_props *props, const struct gpu_attend_shape *shape, bool is_portable,
-                        struct gpu_attend_plan *plan_p, struct dsk_err *err);
+    dsk_status (*plan_attend)(const struct gpu_props *props, const struct gpu_attend_shape *shape,
+                              bool is_portable, struct gpu_attend_plan *plan_p, struct dsk_err *err);
 };
 
 /* ---- device ---------------------------------------------------------------------------------- */
@@ -99,13 +101,13 @@ struct gpu_device {
 
 /* ---- stream ---------------------------------------------------------------------------------- */
 
-#define GPU_RING_SEGMENTS     8
+#define GPU_RING_SEGMENTS      8
 #define GPU_RING_SEGMENT_BYTES ((uint64_t)512 << 10)
-#define GPU_LAUNCH_ROWS       4096 /* query rows of one launch; more take several */
-#define GPU_LAUNCH_SLOTS      (128 << 10) /* rows of one append launch */
-#define GPU_PART_BYTES        ((uint64_t)64 << 20)
-#define GPU_N_GRAPHS          64
-#define GPU_BLOCK_BYTES       256 /* room for struct dsk_attend_block; its rows follow */
+#define GPU_LAUNCH_ROWS        4096        /* query rows of one launch; more take several */
+#define GPU_LAUNCH_SLOTS       (128 << 10) /* rows of one append launch */
+#define GPU_PART_BYTES         ((uint64_t)64 << 20)
+#define GPU_N_GRAPHS           64
+#define GPU_BLOCK_BYTES        256 /* room for struct dsk_attend_block; its rows follow */
 
 /* Pinned memory that is handed out in order and used again once the stream has passed its last use. */
 struct gpu_ring {
@@ -126,11 +128,11 @@ struct gpu_stream {
     struct dsk_stream base;
     void *handle;
     struct gpu_ring ring;
-    uint64_t memory; /* one allocation; the four below lie in it */
-    uint64_t block;  /* GPU_BLOCK_BYTES, then struct dsk_attend_row [GPU_LAUNCH_ROWS] */
-    uint64_t slots;  /* int32 [GPU_LAUNCH_SLOTS] */
-    uint64_t flag;   /* int32 */
-    uint64_t parts;  /* GPU_PART_BYTES */
+    uint64_t memory;      /* one allocation; the four below lie in it */
+    uint64_t block;       /* GPU_BLOCK_BYTES, then struct dsk_attend_row [GPU_LAUNCH_ROWS] */
+    uint64_t slots;       /* int32 [GPU_LAUNCH_SLOTS] */
+    uint64_t flag;        /* int32 */
+    uint64_t parts;       /* GPU_PART_BYTES */
     uint64_t *slot_table; /* host: finds equal slots of a batch */
     struct gpu_graph graphs[GPU_N_GRAPHS];
     uint64_t graph_clock;
@@ -162,7 +164,8 @@ static inline uint64_t dsk_gpu_round_up(uint64_t n, uint64_t step)
 /* ---- opening (gpu_device.c; driver_*.c) -------------------------------------------------------- */
 
 /* config->kind is DSK_DEVICE_CUDA. Errors as dsk_device_open's. */
-dsk_status dsk_gpu_open(const struct dsk_device_config *config, struct dsk_device **dev_p, struct dsk_err *err);
+dsk_status dsk_gpu_open(const struct dsk_device_config *config, struct dsk_device **dev_p,
+                        struct dsk_err *err);
 
 /* Opens the vendor's library and fills *driver. DSK_E_NO_DEVICE with the reason; DSK_E_NO_MEMORY. */
 dsk_status dsk_gpu_load_cuda(struct gpu_driver *driver, struct dsk_err *err);
@@ -177,7 +180,8 @@ DSK_MUST_CHECK dsk_status dsk_gpu_enter(struct gpu_device *gpu);
 DSK_MUST_CHECK dsk_status dsk_gpu_status(struct gpu_device *gpu, int result, const char *what);
 
 /* The same within an operation, where some of its work may be under way: whatever it is, it retires the device. */
-DSK_MUST_CHECK dsk_status dsk_gpu_work(struct gpu_device *gpu, int result, const char *what, struct dsk_err *err);
+DSK_MUST_CHECK dsk_status dsk_gpu_work(struct gpu_device *gpu, int result, const char *what,
+                                       struct dsk_err *err);
 
 /* ---- streams (gpu_stream.c) -------------------------------------------------------------------- */
 
@@ -198,14 +202,21 @@ DSK_MUST_CHECK dsk_status dsk_gpu_ring_take(struct gpu_stream *stream, uint64_t 
 
 /* Launches one kernel whose only parameter is *params. */
 DSK_MUST_CHECK dsk_status dsk_gpu_launch(struct gpu_stream *stream, int32_t function,
-                                         const struct gpu_launch_dims *dims, void *params, struct dsk_err *err);
+                                         const struct gpu_launch_dims *dims, void *params,
+                                         struct dsk_err *err);
 
 /* For measuring: events with a clock, and the time between two that are done. */
 DSK_MUST_CHECK dsk_status dsk_gpu_event_create_timed(struct dsk_device *dev, struct dsk_event **event_p);
-DSK_MUST_CHECK dsk_status dsk_gpu_event_elapsed_us(struct dsk_event *start, struct dsk_event *end, double *us_p);
+DSK_MUST_CHECK dsk_status dsk_gpu_event_elapsed_us(struct dsk_event *start, struct dsk_event *end,
+                                                   double *us_p);
 
 /* For measuring: bytes between two places of device memory. */
-DSK_MUST_CHECK dsk_status dsk_gpu_copy_device(struct dsk_stream *s, uint64_t dst, uint64_t src, uint64_t bytes);
+DSK_MUST_CHECK dsk_status dsk_gpu_copy_device(struct dsk_stream *s, uint64_t dst, uint64_t src,
+                                              uint64_t bytes);
+
+/* For measuring: rounds of matrix products at the device's full rate; *flop_p: how many operations. sink: device
+ * memory, fp32 [info's multiprocessors * GPU_PEAK_BLOCK]. */
+DSK_MUST_CHECK dsk_status dsk_gpu_peak(struct dsk_stream *s, uint64_t sink, int32_t n_steps, double *flop_p);
 
 /* For tests: work that fails like an address out of range, so that the device is lost. */
 DSK_MUST_CHECK dsk_status dsk_gpu_inject_fault(struct dsk_stream *s);
@@ -226,7 +237,9 @@ dsk_status dsk_gpu_gather(struct dsk_stream *s, const struct dsk_gather_args *ar
 dsk_status dsk_gpu_map(struct dsk_stream *s, const struct dsk_map_args *args, struct dsk_err *err);
 dsk_status dsk_gpu_attend(struct dsk_stream *s, const struct dsk_attend_args *args, struct dsk_err *err);
 dsk_status dsk_gpu_merge(struct dsk_stream *s, const struct dsk_merge_args *args, struct dsk_err *err);
-dsk_status dsk_gpu_copy_rows(struct dsk_stream *s, const struct dsk_copy_rows_args *args, struct dsk_err *err);
-bool dsk_gpu_supports(const struct dsk_device *dev, const struct dsk_attend_shape *shape, struct dsk_err *err);
+dsk_status dsk_gpu_copy_rows(struct dsk_stream *s, const struct dsk_copy_rows_args *args,
+                             struct dsk_err *err);
+bool dsk_gpu_supports(const struct dsk_device *dev, const struct dsk_attend_shape *shape,
+                      struct dsk_err *err);
 
 #endif /* KERNELS_GPU_H */

@@ -90,4 +90,15 @@ struct gpu_merge_args {
 };
 DSK_STATIC_ASSERT(sizeof(struct gpu_merge_args) == 56, "merge arguments");
 
+/* What the benchmark's peak kernel runs. */
+#define GPU_PEAK_BLOCK  256
+#define GPU_PEAK_FLOP   (2.0 * 128 * 256 * 64) /* of a block and step */
+#define GPU_PEAK_SHARED (4 * (2 * 64 + 256) * 128 + 1024)
+struct gpu_peak_args {
+    uint64_t sink; /* fp32 [blocks * GPU_PEAK_BLOCK] */
+    int32_t n_steps;
+    int32_t reserved;
+};
+DSK_STATIC_ASSERT(sizeof(struct gpu_peak_args) == 16, "peak arguments");
+
 #endif /* KERNELS_GPU_ARGS_H */

@@ -30,22 +30,22 @@ static bool is_row_aligned(const struct dsk_attend_row *row)
 
 static struct dsk_attend_row make_row(const struct dsk_attend_seg *seg, int32_t i)
 {
-    const struct dsk_attend_row row = {
-        .q = seg->q + (uint64_t)(i * seg->q_row_bytes),
-        .out = seg->out + (uint64_t)(i * seg->out_row_bytes),
-        .lse = seg->lse == 0 ? 0 : seg->lse + (uint64_t)(i * seg->lse_row_bytes),
-        .indices = seg->indices + (uint64_t)(i * seg->indices_row_bytes),
-        .length = seg->lengths == 0 ? 0 : seg->lengths + 4 * (uint64_t)i,
-        .sink = seg->sink,
-        .table = seg->space == DSK_SPACE_LOGICAL ? seg->table : 0,
-        .n_bad = seg->n_bad == 0 ? 0 : seg->n_bad + 4 * (uint64_t)i,
-        .q_head_bytes = seg->q_head_bytes,
-        .out_head_bytes = seg->out_head_bytes,
-        .topk = seg->topk,
-        .space = seg->space,
-        .n_table = seg->n_table,
-        .seq_len = seg->seq_len,
-        .softmax_scale = seg->softmax_scale};
+    const struct dsk_attend_row row = {.q = seg->q + (uint64_t)(i * seg->q_row_bytes),
+                                       .out = seg->out + (uint64_t)(i * seg->out_row_bytes),
+                                       .lse =
+                                           seg->lse == 0 ? 0 : seg->lse + (uint64_t)(i * seg->lse_row_bytes),
+                                       .indices = seg->indices + (uint64_t)(i * seg->indices_row_bytes),
+                                       .length = seg->lengths == 0 ? 0 : seg->lengths + 4 * (uint64_t)i,
+                                       .sink = seg->sink,
+                                       .table = seg->space == DSK_SPACE_LOGICAL ? seg->table : 0,
+                                       .n_bad = seg->n_bad == 0 ? 0 : seg->n_bad + 4 * (uint64_t)i,
+                                       .q_head_bytes = seg->q_head_bytes,
+                                       .out_head_bytes = seg->out_head_bytes,
+                                       .topk = seg->topk,
+                                       .space = seg->space,
+                                       .n_table = seg->n_table,
+                                       .seq_len = seg->seq_len,
+                                       .softmax_scale = seg->softmax_scale};
 
     return row;
 }
@@ -86,7 +86,8 @@ struct traits {
 
 /* Writes up to n rows from *at on, which stays where it is, and returns how many. Where a row's bits may not depend on
  * its company, only rows alike share a launch: the plan must be the one that each would have alone. */
-static int32_t write_rows(const struct cursor *at, struct dsk_attend_row *rows, int32_t n, struct traits *traits)
+static int32_t write_rows(const struct cursor *at, struct dsk_attend_row *rows, int32_t n,
+                          struct traits *traits)
 {
     const bool is_invariant = (at->args->flags & DSK_ATTEND_BATCH_INVARIANT) != 0;
     struct cursor next = *at;
@@ -155,9 +156,8 @@ static dsk_status choose(const struct gpu_device *gpu, const struct dsk_attend_a
 }
 
 /* host: the start of the pinned copy. */
-static void fill_block(void *host, const struct gpu_stream *stream,
-                       const struct dsk_attend_args *args, const struct gpu_attend_shape *shape,
-                       const struct gpu_attend_plan *plan)
+static void fill_block(void *host, const struct gpu_stream *stream, const struct dsk_attend_args *args,
+                       const struct gpu_attend_shape *shape, const struct gpu_attend_plan *plan)
 {
     const uint64_t lse = stream->parts + dsk_gpu_round_up(plan->part_out_bytes, 256);
     const uint64_t ref = lse + dsk_gpu_round_up(plan->part_lse_bytes, 256);

@@ -58,7 +58,8 @@ static dsk_status mem_alloc(struct dsk_device *dev, uint64_t bytes, uint64_t *ad
 
     if (status != DSK_OK)
         return status;
-    return dsk_gpu_status(gpu, gpu->driver.mem_alloc(&gpu->driver, bytes == 0 ? 1 : bytes, addr_p), "mem_alloc");
+    return dsk_gpu_status(gpu, gpu->driver.mem_alloc(&gpu->driver, bytes == 0 ? 1 : bytes, addr_p),
+                          "mem_alloc");
 }
 
 /* What a lost device still holds goes with its context. */
@@ -142,8 +143,8 @@ static void fill_info(struct gpu_device *gpu)
     snprintf(info->name, sizeof(info->name), "%s", gpu->props.name);
     snprintf(info->arch, sizeof(info->arch), "%s", gpu->props.arch);
     snprintf(info->uuid, sizeof(info->uuid),
-             "GPU-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", u[0], u[1], u[2], u[3], u[4],
-             u[5], u[6], u[7], u[8], u[9], u[10], u[11], u[12], u[13], u[14], u[15]);
+             "GPU-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", u[0], u[1], u[2],
+             u[3], u[4], u[5], u[6], u[7], u[8], u[9], u[10], u[11], u[12], u[13], u[14], u[15]);
     info->memory_bytes = gpu->props.memory_bytes;
 }
 
@@ -156,11 +157,12 @@ static dsk_status find_device(struct gpu_device *gpu, struct dsk_err *err)
         return dsk_fail(err, DSK_E_NO_DEVICE, "ordinal", gpu->ordinal, "the driver lists no devices: %s",
                         driver->text(driver, result));
     if (gpu->ordinal >= n)
-        return dsk_fail(err, DSK_E_NO_DEVICE, "ordinal", gpu->ordinal, "this machine has %d devices of this kind", n);
+        return dsk_fail(err, DSK_E_NO_DEVICE, "ordinal", gpu->ordinal,
+                        "this machine has %d devices of this kind", n);
     result = driver->device_props(driver, gpu->ordinal, &gpu->props);
     if (result != 0)
-        return dsk_fail(err, DSK_E_NO_DEVICE, "ordinal", gpu->ordinal, "the device does not tell what it is: %s",
-                        driver->text(driver, result));
+        return dsk_fail(err, DSK_E_NO_DEVICE, "ordinal", gpu->ordinal,
+                        "the device does not tell what it is: %s", driver->text(driver, result));
     fill_info(gpu);
     return DSK_OK;
 }
@@ -180,11 +182,9 @@ static dsk_status load_function(struct gpu_device *gpu, int32_t i, struct dsk_er
     if (gpu->modules[kernel->image] == NULL)
         return DSK_OK; /* for another architecture: no plan names it on this one */
     result = driver->module_function(driver, gpu->modules[kernel->image], kernel->name, &gpu->functions[i]);
-    if (result == 0)
-        result = driver->function_set_shared(driver, gpu->functions[i], (uint32_t)gpu->props.shared_bytes_max);
-    /* A kernel with memory of its own in a block may not have all of the rest: it asks for none. */
-    if (result != 0 && gpu->functions[i] != NULL && driver->classify(result) == GPU_BAD_VALUE)
-        result = 0;
+    if (result == 0 && kernel->is_large)
+        result =
+            driver->function_set_shared(driver, gpu->functions[i], (uint32_t)gpu->props.shared_bytes_max);
     if (result != 0)
         return dsk_fail(err, DSK_E_UNSUPPORTED, kernel->name, result, "the device code does not load: %s",
                         driver->text(driver, result));
@@ -234,7 +234,8 @@ static dsk_status open_steps(struct gpu_device *gpu, struct dsk_err *err)
     return load_code(gpu, err);
 }
 
-dsk_status dsk_gpu_open(const struct dsk_device_config *config, struct dsk_device **dev_p, struct dsk_err *err)
+dsk_status dsk_gpu_open(const struct dsk_device_config *config, struct dsk_device **dev_p,
+                        struct dsk_err *err)
 {
     struct gpu_device *gpu = calloc(1, sizeof(*gpu));
     dsk_status status;

@@ -35,14 +35,14 @@ struct gpu_launch_dims {
     uint32_t grid[3];
     uint32_t block;
     uint32_t shared_bytes;
-    uint32_t cluster;   /* blocks that share memory, along x; 0 or 1: none */
-    bool is_dependent;  /* may start while the launch before it drains; the kernel itself waits for its data */
+    uint32_t cluster;  /* blocks that share memory, along x; 0 or 1: none */
+    bool is_dependent; /* may start while the launch before it drains; the kernel itself waits for its data */
 };
 
 struct gpu_driver {
     void *library;
     const char *library_name;
-    int32_t kind; /* DSK_DEVICE_* */
+    int32_t kind;  /* DSK_DEVICE_* */
     void *entries; /* the vendor's own function pointers */
 
     void (*unload)(struct gpu_driver *driver);
@@ -77,22 +77,26 @@ struct gpu_driver {
     int (*event_elapsed)(const struct gpu_driver *driver, void *start, void *end, float *ms_p);
 
     /* copies, in the order of the stream */
-    int (*copy_in)(const struct gpu_driver *driver, uint64_t dst, const void *src, uint64_t bytes, void *stream);
+    int (*copy_in)(const struct gpu_driver *driver, uint64_t dst, const void *src, uint64_t bytes,
+                   void *stream);
     int (*copy_out)(const struct gpu_driver *driver, void *dst, uint64_t src, uint64_t bytes, void *stream);
-    int (*copy_device)(const struct gpu_driver *driver, uint64_t dst, uint64_t src, uint64_t bytes, void *stream);
+    int (*copy_device)(const struct gpu_driver *driver, uint64_t dst, uint64_t src, uint64_t bytes,
+                       void *stream);
     int (*set)(const struct gpu_driver *driver, uint64_t dst, uint8_t byte, uint64_t bytes, void *stream);
 
     /* code */
     int (*module_load)(const struct gpu_driver *driver, const void *image, void **module_p);
     int (*module_unload)(const struct gpu_driver *driver, void *module);
-    int (*module_function)(const struct gpu_driver *driver, void *module, const char *name, void **function_p);
+    int (*module_function)(const struct gpu_driver *driver, void *module, const char *name,
+                           void **function_p);
     int (*function_set_shared)(const struct gpu_driver *driver, void *function, uint32_t bytes);
-    int (*launch)(const struct gpu_driver *driver, void *function, const struct gpu_launch_dims *dims, void *stream,
-                  void **params);
+    int (*launch)(const struct gpu_driver *driver, void *function, const struct gpu_launch_dims *dims,
+                  void *stream, void **params);
 
     /* graphs: what a stream is given between begin and end is recorded instead of run */
     int (*capture_begin)(const struct gpu_driver *driver, void *stream);
-    int (*capture_end)(const struct gpu_driver *driver, void *stream, void **graph_p); /* *graph_p may be NULL on failure */
+    int (*capture_end)(const struct gpu_driver *driver, void *stream,
+                       void **graph_p); /* *graph_p may be NULL on failure */
     int (*graph_instantiate)(const struct gpu_driver *driver, void *graph, void **exec_p);
     int (*graph_destroy)(const struct gpu_driver *driver, void *graph);
     int (*exec_launch)(const struct gpu_driver *driver, void *exec, void *stream);

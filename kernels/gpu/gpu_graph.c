@@ -21,7 +21,8 @@ void dsk_gpu_graph_drop(struct gpu_stream *stream)
         drop(stream, &stream->graphs[i]);
 }
 
-static dsk_status launch_direct(struct gpu_stream *stream, const struct gpu_attend_plan *plan, struct dsk_err *err)
+static dsk_status launch_direct(struct gpu_stream *stream, const struct gpu_attend_plan *plan,
+                                struct dsk_err *err)
 {
     uint64_t block = stream->block;
     dsk_status status = dsk_gpu_launch(stream, plan->main.function, &plan->main.dims, &block, err);
@@ -49,14 +50,16 @@ static struct gpu_graph *find(struct gpu_stream *stream, const struct gpu_attend
     return oldest;
 }
 
-static dsk_status record(struct gpu_stream *stream, struct gpu_graph *graph, const struct gpu_attend_shape *key,
-                         const struct gpu_attend_plan *plan, struct dsk_err *err)
+static dsk_status record(struct gpu_stream *stream, struct gpu_graph *graph,
+                         const struct gpu_attend_shape *key, const struct gpu_attend_plan *plan,
+                         struct dsk_err *err)
 {
     struct gpu_device *gpu = dsk_gpu_device(&stream->base);
     const struct gpu_driver *driver = &gpu->driver;
     void *recorded = NULL;
     int result;
-    dsk_status status = dsk_gpu_work(gpu, driver->capture_begin(driver, stream->handle), "capture_begin", err);
+    dsk_status status =
+        dsk_gpu_work(gpu, driver->capture_begin(driver, stream->handle), "capture_begin", err);
 
     if (status != DSK_OK)
         return status;
@@ -65,7 +68,8 @@ static dsk_status record(struct gpu_stream *stream, struct gpu_graph *graph, con
     if (status == DSK_OK)
         status = dsk_gpu_work(gpu, result, "capture_end", err);
     if (status == DSK_OK)
-        status = dsk_gpu_work(gpu, driver->graph_instantiate(driver, recorded, &graph->exec), "graph_instantiate", err);
+        status = dsk_gpu_work(gpu, driver->graph_instantiate(driver, recorded, &graph->exec),
+                              "graph_instantiate", err);
     if (recorded != NULL)
         (void)driver->graph_destroy(driver, recorded);
     graph->key = *key;
@@ -92,5 +96,6 @@ dsk_status dsk_gpu_graph_run(struct gpu_stream *stream, const struct gpu_attend_
         return status;
     graph->used_at = ++stream->graph_clock;
     stream->n_replays++;
-    return dsk_gpu_work(gpu, gpu->driver.exec_launch(&gpu->driver, graph->exec, stream->handle), "graph", err);
+    return dsk_gpu_work(gpu, gpu->driver.exec_launch(&gpu->driver, graph->exec, stream->handle), "graph",
+                        err);
 }

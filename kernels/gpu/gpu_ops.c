@@ -13,7 +13,8 @@ DSK_STATIC_ASSERT(GPU_READ_FULL == DSK_READ_FULL && GPU_READ_PAGED == DSK_READ_P
 
 static struct gpu_launch_dims dims_of(int64_t n, int64_t per_block, uint32_t block)
 {
-    const struct gpu_launch_dims dims = {.grid = {(uint32_t)((n + per_block - 1) / per_block), 1, 1}, .block = block};
+    const struct gpu_launch_dims dims = {.grid = {(uint32_t)((n + per_block - 1) / per_block), 1, 1},
+                                         .block = block};
 
     return dims;
 }
@@ -87,10 +88,12 @@ static dsk_status stage_slots(struct gpu_stream *stream, const int32_t *slots, i
     if (is_write)
         supersede(stream->slot_table, host, n);
     return dsk_gpu_work(
-        gpu, gpu->driver.copy_in(&gpu->driver, stream->slots, host, 4 * (uint64_t)n, stream->handle), "copy_in", err);
+        gpu, gpu->driver.copy_in(&gpu->driver, stream->slots, host, 4 * (uint64_t)n, stream->handle),
+        "copy_in", err);
 }
 
-static dsk_status append_few(struct gpu_stream *stream, const struct dsk_append_args *args, struct dsk_err *err)
+static dsk_status append_few(struct gpu_stream *stream, const struct dsk_append_args *args,
+                             struct dsk_err *err)
 {
     const struct gpu_launch_dims dims = dims_of(args->n_rows, ROWS_PER_BLOCK, GPU_BLOCK);
     struct gpu_append_few few;
@@ -117,14 +120,16 @@ static dsk_status append_pass(struct gpu_stream *stream, const struct dsk_append
         part.first_bad = stream->flag;
         status = stage_slots(stream, args->slots + first, n, is_write, err);
         if (status == DSK_OK)
-            status = dsk_gpu_launch(stream, is_write ? GPU_FN_APPEND : GPU_FN_APPEND_CHECK, &dims, &part, err);
+            status =
+                dsk_gpu_launch(stream, is_write ? GPU_FN_APPEND : GPU_FN_APPEND_CHECK, &dims, &part, err);
     }
     return status;
 }
 
 /* A strict append has to know before it writes, so it waits for its first pass. The flag counts within a part of the
  * batch; strict batches beyond one part name a row of it. */
-static dsk_status check_finite(struct gpu_stream *stream, const struct dsk_append_args *args, struct dsk_err *err)
+static dsk_status check_finite(struct gpu_stream *stream, const struct dsk_append_args *args,
+                               struct dsk_err *err)
 {
     struct gpu_device *gpu = dsk_gpu_device(&stream->base);
     const struct gpu_driver *driver = &gpu->driver;
@@ -136,8 +141,8 @@ static dsk_status check_finite(struct gpu_stream *stream, const struct dsk_appen
 
     if (status != DSK_OK || (status = append_pass(stream, args, false, err)) != DSK_OK
         || (status = dsk_gpu_ring_take(stream, 4, &host)) != DSK_OK
-        || (status = dsk_gpu_work(gpu, driver->copy_out(driver, host, stream->flag, 4, stream->handle), "copy_out",
-                                  err))
+        || (status = dsk_gpu_work(gpu, driver->copy_out(driver, host, stream->flag, 4, stream->handle),
+                                  "copy_out", err))
                != DSK_OK
         || (status = dsk_gpu_stream_sync(&stream->base)) != DSK_OK)
         return status;
@@ -157,7 +162,8 @@ dsk_status dsk_gpu_append(struct dsk_stream *s, const struct dsk_append_args *ar
         status = check_finite(stream, args, err);
     if (status != DSK_OK)
         return status;
-    return args->n_rows <= GPU_FEW_SLOTS ? append_few(stream, args, err) : append_pass(stream, args, true, err);
+    return args->n_rows <= GPU_FEW_SLOTS ? append_few(stream, args, err)
+                                         : append_pass(stream, args, true, err);
 }
 
 /* ---- readers ----------------------------------------------------------------------------- */
@@ -192,7 +198,9 @@ dsk_status dsk_gpu_gather(struct dsk_stream *s, const struct dsk_gather_args *ar
                                  .list = by_entry ? args->indices : 0,
                                  .out = args->workspace,
                                  .new_indices = args->new_indices,
-                                 .n_rows = args->n_rows == 0 ? 0 : by_entry ? n_entries : args->kv.n_slots,
+                                 .n_rows = args->n_rows == 0 ? 0
+                                           : by_entry        ? n_entries
+                                                             : args->kv.n_slots,
                                  .list_row_bytes = args->indices_row_bytes,
                                  .mode = by_entry ? GPU_READ_ENTRIES : GPU_READ_FULL,
                                  .topk = args->topk};
@@ -265,10 +273,10 @@ dsk_status dsk_gpu_copy_rows(struct dsk_stream *s, const struct dsk_copy_rows_ar
 
     if (status != DSK_OK)
         return status;
-    return dsk_gpu_work(gpu,
-                        gpu->driver.copy_device(&gpu->driver, dsk_row_address(&args->kv, row_bytes, args->dst_slot),
-                                                dsk_row_address(&args->kv, row_bytes, args->src_slot),
-                                                (uint64_t)args->n_rows * (uint64_t)row_bytes,
-                                                dsk_gpu_stream(s)->handle),
-                        "copy_device", err);
+    return dsk_gpu_work(
+        gpu,
+        gpu->driver.copy_device(&gpu->driver, dsk_row_address(&args->kv, row_bytes, args->dst_slot),
+                                dsk_row_address(&args->kv, row_bytes, args->src_slot),
+                                (uint64_t)args->n_rows * (uint64_t)row_bytes, dsk_gpu_stream(s)->handle),
+        "copy_device", err);
 }

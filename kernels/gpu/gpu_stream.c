@@ -64,7 +64,8 @@ static dsk_status take_memory(struct gpu_device *gpu, struct gpu_stream *stream)
         dsk_gpu_round_up(GPU_BLOCK_BYTES + GPU_LAUNCH_ROWS * sizeof(struct dsk_attend_row), 256);
     const uint64_t slot_bytes = GPU_LAUNCH_SLOTS * sizeof(int32_t);
     dsk_status status = dsk_gpu_status(
-        gpu, gpu->driver.mem_alloc(&gpu->driver, block_bytes + slot_bytes + 256 + GPU_PART_BYTES, &stream->memory),
+        gpu,
+        gpu->driver.mem_alloc(&gpu->driver, block_bytes + slot_bytes + 256 + GPU_PART_BYTES, &stream->memory),
         "stream memory");
 
     if (status != DSK_OK)
@@ -162,7 +163,8 @@ static dsk_status create_event(struct dsk_device *dev, bool is_timed, struct dsk
     if (event == NULL)
         return DSK_E_NO_MEMORY;
     event->base.dev = dev;
-    status = dsk_gpu_status(gpu, gpu->driver.event_create(&gpu->driver, is_timed, &event->handle), "event_create");
+    status =
+        dsk_gpu_status(gpu, gpu->driver.event_create(&gpu->driver, is_timed, &event->handle), "event_create");
     if (status != DSK_OK) {
         free(event);
         return status;
@@ -246,8 +248,8 @@ dsk_status dsk_gpu_copy_in(struct dsk_stream *s, uint64_t dst, const void *src, 
 
     if (status != DSK_OK)
         return status;
-    return dsk_gpu_work(gpu, gpu->driver.copy_in(&gpu->driver, dst, src, bytes, dsk_gpu_stream(s)->handle), "copy_in",
-                        NULL);
+    return dsk_gpu_work(gpu, gpu->driver.copy_in(&gpu->driver, dst, src, bytes, dsk_gpu_stream(s)->handle),
+                        "copy_in", NULL);
 }
 
 dsk_status dsk_gpu_copy_out(struct dsk_stream *s, void *dst, uint64_t src, uint64_t bytes)
@@ -268,7 +270,8 @@ dsk_status dsk_gpu_copy_device(struct dsk_stream *s, uint64_t dst, uint64_t src,
 
     if (status != DSK_OK)
         return status;
-    return dsk_gpu_work(gpu, gpu->driver.copy_device(&gpu->driver, dst, src, bytes, dsk_gpu_stream(s)->handle),
+    return dsk_gpu_work(gpu,
+                        gpu->driver.copy_device(&gpu->driver, dst, src, bytes, dsk_gpu_stream(s)->handle),
                         "copy_device", NULL);
 }
 
@@ -279,8 +282,8 @@ dsk_status dsk_gpu_mem_set(struct dsk_stream *s, uint64_t dst, uint8_t byte, uin
 
     if (status != DSK_OK)
         return status;
-    return dsk_gpu_work(gpu, gpu->driver.set(&gpu->driver, dst, byte, bytes, dsk_gpu_stream(s)->handle), "mem_set",
-                        NULL);
+    return dsk_gpu_work(gpu, gpu->driver.set(&gpu->driver, dst, byte, bytes, dsk_gpu_stream(s)->handle),
+                        "mem_set", NULL);
 }
 
 /* ---- launch ------------------------------------------------------------------------------ */
@@ -291,9 +294,10 @@ dsk_status dsk_gpu_launch(struct gpu_stream *stream, int32_t function, const str
     struct gpu_device *gpu = dsk_gpu_device(&stream->base);
     void *list[1] = {params};
 
-    return dsk_gpu_work(
-        gpu, gpu->driver.launch(&gpu->driver, gpu->functions[function], dims, stream->handle, params == NULL ? NULL : list),
-        gpu->code->kernels[function].name, err);
+    return dsk_gpu_work(gpu,
+                        gpu->driver.launch(&gpu->driver, gpu->functions[function], dims, stream->handle,
+                                           params == NULL ? NULL : list),
+                        gpu->code->kernels[function].name, err);
 }
 
 dsk_status dsk_gpu_inject_fault(struct dsk_stream *s)
@@ -302,4 +306,19 @@ dsk_status dsk_gpu_inject_fault(struct dsk_stream *s)
     dsk_status status = dsk_gpu_enter(dsk_gpu_device(s));
 
     return status != DSK_OK ? status : dsk_gpu_launch(dsk_gpu_stream(s), GPU_FN_FAULT, &dims, NULL, NULL);
+}
+
+dsk_status dsk_gpu_peak(struct dsk_stream *s, uint64_t sink, int32_t n_steps, double *flop_p)
+{
+    const struct gpu_device *gpu = dsk_gpu_device(s);
+    const struct gpu_launch_dims dims = {
+        .grid = {(uint32_t)gpu->props.n_units, 1, 1},
+        .block = GPU_PEAK_BLOCK,
+        /* only the kernel for sm_90a works from shared memory */
+        .shared_bytes = gpu->props.shared_bytes_max >= GPU_PEAK_SHARED ? GPU_PEAK_SHARED : 0};
+    struct gpu_peak_args args = {.sink = sink, .n_steps = n_steps};
+    dsk_status status = dsk_gpu_enter(dsk_gpu_device(s));
+
+    *flop_p = GPU_PEAK_FLOP * n_steps * gpu->props.n_units;
+    return status != DSK_OK ? status : dsk_gpu_launch(dsk_gpu_stream(s), GPU_FN_PEAK, &dims, &args, NULL);
 }

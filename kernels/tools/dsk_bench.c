@@ -12,10 +12,11 @@
 #include <time.h>
 
 #include "bench_data.h"
+#include "bench_gpu.h"
 #include "bench_machine.h"
 
 static const char help[] =
-    "usage: dsk-bench --device cpu [options]\n"
+    "usage: dsk-bench --device cpu|cuda [options]\n"
     "\n"
     "Measures attend, append, the three readers and merge: median time and spread, GFLOP/s, GB/s, and the\n"
     "ratio to the multiply-add peak, which is measured in the same rounds; on one thread and on all.\n"
@@ -24,7 +25,13 @@ static const char help[] =
     "Attend reads 2048 rows a query, drawn at random from a pool larger than the last-level cache;\n"
     "its work counts as 2 * heads * rows * width * (d_qk + d_v) floating-point operations.\n"
     "\n"
-    "  --device KIND     cpu\n"
+    "  --device KIND     cpu or cuda. On a GPU: times by its own clock, of one call and of a queue of calls, "
+    "index\n"
+    "                    sets larger than its cache in turn, next to a copy and a matrix product of the same "
+    "run\n"
+    "  --ordinal N       which device of that kind (default 0)\n"
+    "  --portable        GPUs: only kernels that run on every architecture\n"
+    "  --no-graphs       GPUs: launch directly instead of replaying recorded launches\n"
     "  --isa NAME        auto, generic, avx2 or avx512 (default auto: the best this processor has)\n"
     "  --threads N       what `all threads` means; 0 takes every processor this process may use (default 0)\n"
     "  --json FILE       also write the results to FILE\n"
@@ -431,9 +438,11 @@ static int bad_value(const char *flag, const char *text)
 /* 0: go on; else exit with the status - 1. */
 static int parse(int argc, char **argv, struct options *o)
 {
-    static const struct option table[] = {
-        {"device", 1, NULL, 'd'}, {"isa", 1, NULL, 'i'},  {"threads", 1, NULL, 't'}, {"json", 1, NULL, 'j'},
-        {"quick", 0, NULL, 'q'},  {"help", 0, NULL, 'h'}, {NULL, 0, NULL, 0}};
+    static const struct option table[] = {{"device", 1, NULL, 'd'},    {"isa", 1, NULL, 'i'},
+                                          {"threads", 1, NULL, 't'},   {"json", 1, NULL, 'j'},
+                                          {"quick", 0, NULL, 'q'},     {"help", 0, NULL, 'h'},
+                                          {"ordinal", 1, NULL, 'o'},   {"portable", 0, NULL, 'p'},
+                                          {"no-graphs", 0, NULL, 'g'}, {NULL, 0, NULL, 0}};
     static const char *const isas[] = {"auto", "generic", "avx2", "avx512"};
     char *end;
     int opt;
@@ -441,9 +450,22 @@ static int parse(int argc, char **argv, struct options *o)
     while ((opt = getopt_long(argc, argv, "", table, NULL)) != -1) {
         switch (opt) {
         case 'd':
-            if (strcmp(optarg, "cpu") != 0)
+            o->config.kind = strcmp(optarg, "cpu") == 0    ? DSK_DEVICE_CPU
+                             : strcmp(optarg, "cuda") == 0 ? DSK_DEVICE_CUDA
+                                                           : 0;
+            if (o->config.kind == 0)
                 return bad_value("device", optarg);
-            o->config.kind = DSK_DEVICE_CPU;
+            break;
+        case 'o':
+            o->config.ordinal = (int32_t)strtol(optarg, &end, 10);
+            if (*optarg == '\0' || *end != '\0' || o->config.ordinal < 0)
+                return bad_value("ordinal", optarg);
+            break;
+        case 'p':
+            o->config.flags |= DSK_DEVICE_PORTABLE;
+            break;
+        case 'g':
+            o->config.flags |= DSK_DEVICE_NO_GRAPHS;
             break;
         case 'i':
             o->config.isa = -1;
@@ -505,6 +527,8 @@ int main(int argc, char **argv)
 
     if (rc != 0)
         return rc - 1;
+    if (o.config.kind != DSK_DEVICE_CPU)
+        return bench_gpu(&o.config, o.json, o.is_quick);
     side_open(&b.sides[0], o.config, 1);
     side_open(&b.sides[1], o.config, o.config.n_threads);
     b.n_sides = b.sides[1].n_threads > 1 ? 2 : 1;

@@ -66,12 +66,11 @@ static bool parse_name(const char *flag, const char *text, const char *const *na
 /* 0: go on; else exit with the status - 1. */
 static int parse(int argc, char **argv, struct options *o)
 {
-    static const struct option table[] = {{"device", 1, NULL, 'd'},  {"isa", 1, NULL, 'i'},
-                                          {"threads", 1, NULL, 't'}, {"vectors", 1, NULL, 'v'},
-                                          {"seed", 1, NULL, 's'},    {"cases", 1, NULL, 'c'},
-                                          {"ordinal", 1, NULL, 'o'}, {"portable", 0, NULL, 'p'},
-                                          {"no-graphs", 0, NULL, 'g'},
-                                          {"help", 0, NULL, 'h'},    {NULL, 0, NULL, 0}};
+    static const struct option table[] = {
+        {"device", 1, NULL, 'd'},  {"isa", 1, NULL, 'i'},      {"threads", 1, NULL, 't'},
+        {"vectors", 1, NULL, 'v'}, {"seed", 1, NULL, 's'},     {"cases", 1, NULL, 'c'},
+        {"ordinal", 1, NULL, 'o'}, {"portable", 0, NULL, 'p'}, {"no-graphs", 0, NULL, 'g'},
+        {"help", 0, NULL, 'h'},    {NULL, 0, NULL, 0}};
     static const char *const devices[] = {"cpu", "cuda", "hip", NULL};
     static const char *const isas[] = {"auto", "generic", "avx2", "avx512", NULL};
     unsigned long long n;

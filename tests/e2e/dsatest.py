@@ -57,7 +57,7 @@ def scaled(n, least=1):
     return max(least, n // (10 if SANITIZED else 1))
 
 
-# ---- stubs ---------------------------------------------------------------------------------------------------
+# ---- stubs -------------------------------------------------------------
 
 
 def _load(name, path):
@@ -72,13 +72,23 @@ def _build_stubs():
     out = tempfile.mkdtemp(prefix="dsa-stubs-")
     protos = ["dsa/v1/dsa.proto", "google/rpc/status.proto", "grpc/health/v1/health.proto",
               "grpc/reflection/v1/reflection.proto", "grpc/reflection/v1alpha/reflection.proto"]
-    command = ["protoc", "--python_out=" + out, "-I", os.path.join(ROOT, "proto"), "-I", "/usr/share/grpc-proto",
-               "-I", "/usr/include"] + protos
+    command = [
+    "protoc",
+    "--python_out=" + out,
+    "-I",
+    os.path.join(
+        ROOT,
+        "proto"),
+        "-I",
+        "/usr/share/grpc-proto",
+        "-I",
+         "/usr/include"] + protos
     try:
         subprocess.run(command, check=True, capture_output=True, text=True)
     except (OSError, subprocess.CalledProcessError) as failed:
         skip_program("cannot generate stubs: %s %s" % (failed, getattr(failed, "stderr", "")))
-    modules = [_load("dsa_e2e_" + re.sub(r"\W", "_", p[:-6]), os.path.join(out, p[:-6] + "_pb2.py")) for p in protos]
+    modules = [_load("dsa_e2e_" + re.sub(r"\W", "_", p[:-6]),
+                     os.path.join(out, p[:-6] + "_pb2.py")) for p in protos]
     subprocess.run(["rm", "-rf", out], check=False)
     return modules
 
@@ -96,7 +106,7 @@ METHODS = {m.name: (message_class(m.input_type), message_class(m.output_type))
 CLIENT_STREAMS = {"OpenSession", "Attend"}
 SERVER_STREAMS = {"OpenSession", "Attend", "ExportRows"}
 
-# ---- numbers: the formats, from their description -----------------------------------------------------------------
+# ---- numbers: the formats, from their description ----------------------
 
 
 class Layout:
@@ -247,7 +257,8 @@ def check_attend(result, out_ref, lse_ref=None, what=""):
     bad = ~(np.abs(out - out_ref) <= 1e-3 + 2.01 / 128 * np.abs(out_ref))
     if bad.any():
         at = tuple(np.argwhere(bad)[0])
-        fail("%s out%s = %r, expected %r; %d of %d differ" % (what, at, out[at], out_ref[at], bad.sum(), bad.size))
+        fail("%s out%s = %r, expected %r; %d of %d differ" %
+     (what, at, out[at], out_ref[at], bad.sum(), bad.size))
     norm = np.linalg.norm(out) * np.linalg.norm(out_ref)
     if norm > 0:
         distance = 1 - float((out * out_ref).sum() / norm)
@@ -264,7 +275,7 @@ def check_attend(result, out_ref, lse_ref=None, what=""):
     truth((zero == 0).all(), "%s rows without entries are not +0" % what)
 
 
-# ---- checks --------------------------------------------------------------------------------------------------
+# ---- checks ------------------------------------------------------------
 
 
 class Failure(AssertionError):
@@ -324,7 +335,8 @@ def refused_from(error):
         if key == "grpc-status-details-bin":
             envelope = rpc_status_pb.Status.FromString(value)
             status = pb.Status()
-            truth(len(envelope.details) == 1 and envelope.details[0].Unpack(status), "details are not a dsa.v1.Status")
+            truth(len(envelope.details) == 1 and envelope.details[0].Unpack(
+                status), "details are not a dsa.v1.Status")
             equal(envelope.code, error.code().value[0], "google.rpc.Status.code")
             return Refused(status, error.code(), error.details())
     return None
@@ -359,7 +371,7 @@ def expect_refusal(call, reason, field=None, value=None, code=None):
     return status
 
 
-# ---- client --------------------------------------------------------------------------------------------------
+# ---- client ------------------------------------------------------------
 
 
 def serialize(message):
@@ -372,7 +384,8 @@ class Bidi:
     def __init__(self, channel, method, reply_class, reads=True):
         self.requests = queue.SimpleQueue()
         self.replies = queue.SimpleQueue()
-        multi = channel.stream_stream(method, request_serializer=serialize, response_deserializer=reply_class.FromString)
+        multi = channel.stream_stream(method, request_serializer=serialize,
+                                      response_deserializer=reply_class.FromString)
         self.call = multi(iter(self.requests.get, None))
         self.error = None
         if reads:
@@ -445,8 +458,13 @@ class Client:
         return self.stats().pools[0]
 
     def health(self, service="", timeout=10 * SLOW):
-        return self.call("Check", health_pb.HealthCheckRequest(service=service), service="grpc.health.v1.Health",
-                         reply_class=health_pb.HealthCheckResponse, timeout=timeout)
+        return self.call(
+    "Check",
+    health_pb.HealthCheckRequest(
+        service=service),
+        service="grpc.health.v1.Health",
+        reply_class=health_pb.HealthCheckResponse,
+         timeout=timeout)
 
     def close(self):
         self.channel.close()
@@ -515,11 +533,23 @@ class Session:
 
     def append(self, sequence, rows, layer=0, **fields):
         tensor = rows if isinstance(rows, pb.Tensor) else inline(rows)
-        return self.call("Append", append=pb.AppendOp(sequence_id=sequence, layer=layer, rows=tensor, **fields))
+        return self.call(
+    "Append",
+    append=pb.AppendOp(
+        sequence_id=sequence,
+        layer=layer,
+        rows=tensor,
+         **fields))
 
     def import_rows(self, sequence, stored, layer=0, layout=MAIN, **fields):
         tensor = stored if isinstance(stored, pb.Tensor) else inline(stored)
-        return self.call("ImportRows", sequence_id=sequence, layer=layer, layout=layout.number, rows=tensor, **fields)
+        return self.call(
+    "ImportRows",
+    sequence_id=sequence,
+    layer=layer,
+    layout=layout.number,
+    rows=tensor,
+     **fields)
 
     def export(self, sequence, layer=0, dtype=pb.DTYPE_U8, first=0, n_tokens=0, layout=MAIN):
         """[n, row_bytes] uint8 or [n, d_qk] bf16 bits; checks that the chunks follow one another."""
@@ -625,8 +655,8 @@ class Region:
         if strides is None:
             self.view(values.dtype, values.shape, offset)[...] = values
         else:
-            target = np.lib.stride_tricks.as_strided(self.bytes[offset:].view(np.uint8)[:values.itemsize].view(values.dtype),
-                                                     values.shape, strides)
+            target = np.lib.stride_tricks.as_strided(self.bytes[offset:].view(
+                np.uint8)[:values.itemsize].view(values.dtype), values.shape, strides)
             target[...] = values
         return pb.Tensor(dtype=DTYPES[values.dtype], shape=values.shape, strides_bytes=strides or (),
                          region=self.slice(offset))
@@ -635,8 +665,12 @@ class Region:
         return self.session.call("UnregisterRegion", region_id=self.id).state
 
 
-DTYPES = {np.dtype(np.uint16): pb.DTYPE_BF16, np.dtype(np.float32): pb.DTYPE_F32, np.dtype(np.int32): pb.DTYPE_I32,
-          np.dtype(np.uint8): pb.DTYPE_U8}
+DTYPES = {
+    np.dtype(
+        np.uint16): pb.DTYPE_BF16, np.dtype(
+            np.float32): pb.DTYPE_F32, np.dtype(
+                np.int32): pb.DTYPE_I32, np.dtype(
+                    np.uint8): pb.DTYPE_U8}
 
 
 def inline(values):
@@ -660,8 +694,13 @@ class Result:
         out, lse = b"".join(p.out for p in pieces), b"".join(p.lse for p in pieces)
         self.out = self.out_bits = self.lse = None
         if out:
-            self.out_bits = np.frombuffer(out, np.uint32 if out_f32 else np.uint16).reshape(row, heads, layout.d_v)
-            self.out = self.out_bits.view(np.float32) if out_f32 else f32(self.out_bits).reshape(self.out_bits.shape)
+            self.out_bits = np.frombuffer(
+    out, np.uint32 if out_f32 else np.uint16).reshape(
+        row, heads, layout.d_v)
+            self.out = self.out_bits.view(
+    np.float32) if out_f32 else f32(
+        self.out_bits).reshape(
+            self.out_bits.shape)
         if lse:
             self.lse = np.frombuffer(lse, np.float32).reshape(row, heads)
 
@@ -706,7 +745,17 @@ class AttendStream:
             raise Refused(mine[-1].status)
         return Result(mine, layout or self.layout, heads, out_f32)
 
-    def attend(self, segments, q, indices, scale=0.05, wait=True, deadline_us=0, priority=0, layout=None, **fields):
+    def attend(
+    self,
+    segments,
+    q,
+    indices,
+    scale=0.05,
+    wait=True,
+    deadline_us=0,
+    priority=0,
+    layout=None,
+     **fields):
         op = attend_op(segments, q, indices, scale, **fields)
         request_id = self.start(op, deadline_us=deadline_us, priority=priority)
         return self.wait(request_id, layout=layout) if wait else request_id
@@ -730,13 +779,22 @@ class AttendStream:
             pass
 
 
-def attend_op(segments, q, indices, scale=0.05, space=pb.INDEX_SPACE_LOGICAL, lengths=None, sink=None, **fields):
+def attend_op(
+    segments,
+    q,
+    indices,
+    scale=0.05,
+    space=pb.INDEX_SPACE_LOGICAL,
+    lengths=None,
+    sink=None,
+     **fields):
     """segments: a sequence id, or [(id, rows)...]; arrays or ready tensors."""
     tensors = {"q": q, "indices": indices, "lengths": lengths, "sink": sink}
     tensors = {k: v if isinstance(v, pb.Tensor) else inline(v) for k, v in tensors.items() if v is not None}
     if not isinstance(segments, (list, tuple)):
         segments = [(segments, tensors["q"].shape[0])]
-    op = pb.AttendOp(segments=[pb.Segment(sequence_id=i, n_rows=n) for i, n in segments], space=space, **tensors, **fields)
+    op = pb.AttendOp(segments=[pb.Segment(sequence_id=i, n_rows=n)
+                     for i, n in segments], space=space, **tensors, **fields)
     if scale is not None:
         op.softmax_scale = scale
     return op
@@ -756,9 +814,10 @@ def random_indices(rng, rows, width, n, holes=0.2):
     return indices
 
 
-# ---- server --------------------------------------------------------------------------------------------------
+# ---- server ------------------------------------------------------------
 
-SANITIZER_REPORT = re.compile(r"ERROR: (Address|Leak)Sanitizer|WARNING: ThreadSanitizer|runtime error:|SUMMARY: \w+San")
+SANITIZER_REPORT = re.compile(
+    r"ERROR: (Address|Leak)Sanitizer|WARNING: ThreadSanitizer|runtime error:|SUMMARY: \w+San")
 ERROR_LINE = re.compile(r"^\S+Z error |^E\d{4} ", re.M)
 
 
@@ -783,7 +842,13 @@ class Server:
                 resource.setrlimit(resource.RLIMIT_NOFILE, (nofile, nofile))
 
         environment = dict(os.environ)
-        environment.setdefault("TSAN_OPTIONS", "suppressions=%s:exitcode=66" % os.path.join(ROOT, "tests", "tsan.supp"))
+        environment.setdefault(
+    "TSAN_OPTIONS",
+    "suppressions=%s:exitcode=66" %
+    os.path.join(
+        ROOT,
+        "tests",
+         "tsan.supp"))
         self.process = subprocess.Popen(command, stdout=self.log, stderr=self.log, stdin=subprocess.DEVNULL,
                                         preexec_fn=limit, close_fds=True, env=environment)
         env.servers.append(self)
@@ -900,7 +965,7 @@ class Server:
         subprocess.run(["rm", "-rf", self.folder], check=False)
 
 
-# ---- runner --------------------------------------------------------------------------------------------------
+# ---- runner ------------------------------------------------------------
 
 TESTS = []
 
@@ -1000,7 +1065,8 @@ def main():
             n_failed += 1
             print("FAIL %s (seed %d): %s" % (name, options.seed, error))
             frames = traceback.extract_tb(error.__traceback__)
-            print("".join("    %s:%d %s\n" % (os.path.basename(f.filename), f.lineno, f.line) for f in frames[-5:]), end="")
+            print("".join("    %s:%d %s\n" % (os.path.basename(f.filename), f.lineno, f.line)
+                  for f in frames[-5:]), end="")
             for server in list(env.servers):
                 code = server.process.poll()
                 tail = server.text()[-600 if code in (None, 0) else -6000:]

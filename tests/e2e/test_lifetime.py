@@ -3,7 +3,7 @@
 from dsatest import *  # noqa: F403
 import victim
 
-# ---- helpers -------------------------------------------------------------------------------------------------------
+# ---- helpers -----------------------------------------------------------
 
 
 class Blocker:
@@ -42,7 +42,13 @@ class Blocker:
         """Starts and waits until the worker is at it: its first launch is counted while the rest is still to come."""
         before = self.server.control.stats().n_batches
         request = self.start(**fields)
-        wait_until(lambda: self.server.control.stats(timeout=60 * SLOW).n_batches > before, 20 * SLOW, "the work has begun")
+        wait_until(
+    lambda: self.server.control.stats(
+        timeout=60 *
+        SLOW).n_batches > before,
+        20 *
+        SLOW,
+         "the work has begun")
         return request
 
     def run(self):
@@ -52,9 +58,10 @@ class Blocker:
         """The first and the last row of the result."""
         out = self.region.view(np.uint16, (self.rows, self.heads, 512), self.out_at)
         for row in (0, self.rows - 1):
-            expected, _ = attend_reference(MAIN, self.q_pool[row % 64][None], self.kv, self.i_pool[row % 64][None], 0.05)
-            truth((np.abs(f32(out[row]).reshape(1, self.heads, 512) - expected) <= 1e-3 + 2.01 / 128 * np.abs(expected)).all(),
-                  "row %d of a long attend" % row)
+            expected, _ = attend_reference(
+                MAIN, self.q_pool[row % 64][None], self.kv, self.i_pool[row % 64][None], 0.05)
+            truth((np.abs(f32(out[row]).reshape(1, self.heads, 512) - expected) <= 1e-3 + \
+                  2.01 / 128 * np.abs(expected)).all(), "row %d of a long attend" % row)
 
 
 def in_log(server, words, timeout=10 * SLOW):
@@ -75,7 +82,7 @@ def raw_connections(path, n, kind=socket.SOCK_STREAM):
     return held
 
 
-# ---- killed clients ------------------------------------------------------------------------------------------------------
+# ---- killed clients ----------------------------------------------------
 
 
 @test()
@@ -83,8 +90,8 @@ def killed_clients_leave_nothing(server, rng):
     """SIGKILL at many points: everything is back in the pool within a second."""
     modes = [m for m in victim.MODES] * (1 if SANITIZED else 2)
     for number, mode in enumerate(modes):
-        process = subprocess.Popen([sys.executable, os.path.join(HERE, "victim.py"), server.path, mode, str(number)],
-                                   stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        process = subprocess.Popen([sys.executable, os.path.join(HERE, "victim.py"), server.path, mode, str(
+            number)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         try:
             equal(process.stdout.readline(), b"ready\n", "what the victim in mode %s says" % mode)
             truth(server.control.stats().n_sessions >= 1, "the victim has a session")
@@ -121,12 +128,17 @@ def closing_frees_all_at_once(server, rng):
         else:
             client.close()
         server.expect_empty()
-        expect_refusal(lambda: server.control.call("CreateSequence", session=s.token), "NO_SESSION", "session")
+        expect_refusal(
+    lambda: server.control.call(
+        "CreateSequence",
+        session=s.token),
+        "NO_SESSION",
+         "session")
         s.abandon()
         client.close()
 
 
-# ---- leases -----------------------------------------------------------------------------------------------------------
+# ---- leases ------------------------------------------------------------
 
 
 @test()
@@ -196,7 +208,7 @@ def grace_and_reattach(server, rng):
     client.close()
 
 
-# ---- handles ----------------------------------------------------------------------------------------------------------
+# ---- handles -----------------------------------------------------------
 
 
 @test()
@@ -300,22 +312,64 @@ def foreign_and_stale_handles(server, rng):
     with server.session() as mine, server.session() as other:
         region, sequence = mine.region(1 << 16), mine.create()
         mine.append(sequence, random_rows(rng, 64))
-        expect_refusal(lambda: other.append(sequence, random_rows(rng, 1)), "NOT_FOUND", "append.sequence_id", sequence)
-        expect_refusal(lambda: other.stream.append(sequence, random_rows(rng, 1)), "NOT_FOUND", "append.sequence_id", sequence)
-        for call in (lambda: other.get(sequence), lambda: other.fork(sequence), lambda: other.truncate(sequence, 0),
-                     lambda: other.release(sequence), lambda: other.export(sequence),
-                     lambda: other.import_rows(sequence, np.zeros((1, 656), np.uint8))):
+        expect_refusal(
+    lambda: other.append(
+        sequence,
+        random_rows(
+            rng,
+            1)),
+            "NOT_FOUND",
+            "append.sequence_id",
+             sequence)
+        expect_refusal(
+    lambda: other.stream.append(
+        sequence,
+        random_rows(
+            rng,
+            1)),
+            "NOT_FOUND",
+            "append.sequence_id",
+             sequence)
+        for call in (
+    lambda: other.get(sequence),
+    lambda: other.fork(sequence),
+    lambda: other.truncate(
+        sequence,
+        0),
+        lambda: other.release(sequence),
+        lambda: other.export(sequence),
+        lambda: other.import_rows(
+            sequence,
+            np.zeros(
+                (1,
+                656),
+                 np.uint8))):
             expect_refusal(call, "NOT_FOUND", "sequence_id", sequence)
         q, indices = random_q(rng, 1, 2), np.zeros((1, 4), np.int32)
-        expect_refusal(lambda: other.attend(sequence, q, indices), "NOT_FOUND", "attend.segments[0].sequence_id", sequence)
+        expect_refusal(
+    lambda: other.attend(
+        sequence,
+        q,
+        indices),
+        "NOT_FOUND",
+        "attend.segments[0].sequence_id",
+         sequence)
         own = other.create()
         other.append(own, random_rows(rng, 64))
         for region_id in (region.id, b"", b"x" * 15, b"x" * 16, b"x" * 17, region.id[:15], region.id + b"\0",
                           bytes([region.id[0] ^ 1]) + region.id[1:]):
-            tensor = pb.Tensor(dtype=pb.DTYPE_BF16, shape=[1, 2, 576], region=pb.RegionSlice(region_id=region_id))
+            tensor = pb.Tensor(
+    dtype=pb.DTYPE_BF16, shape=[
+        1, 2, 576], region=pb.RegionSlice(
+            region_id=region_id))
             status = expect_refusal(lambda: other.attend([(own, 1)], tensor, indices), "NOT_FOUND")
             truth(status.field.startswith("attend.q.region"), "field %r" % status.field)
-            expect_refusal(lambda: other.call("UnregisterRegion", region_id=region_id), "NOT_FOUND", "region_id")
+            expect_refusal(
+    lambda: other.call(
+        "UnregisterRegion",
+        region_id=region_id),
+        "NOT_FOUND",
+         "region_id")
         region.unregister()
         expect_refusal(lambda: mine.attend([(sequence, 1)], region.put(q), indices), "NOT_FOUND")
     expect_refusal(lambda: mine.get(sequence), "NO_SESSION", "session")
@@ -358,10 +412,11 @@ def tickets(server, rng):
         truth(answer[2], "the refusal says why")
         os.close(fd)
     server.expect_empty()
-    wait_until(lambda: server.n_fds() <= before + 1, 2 * SLOW, "unclaimed descriptors are closed with the session")
+    wait_until(lambda: server.n_fds() <= before + 1, 2 * SLOW,
+               "unclaimed descriptors are closed with the session")
 
 
-# ---- the pool against a model -------------------------------------------------------------------------------------------
+# ---- the pool against a model ------------------------------------------
 
 
 def random_operations(server, rng, layers):
@@ -425,7 +480,11 @@ def random_operations(server, rng, layers):
                     equal(list(state.layer_tokens), [len(p) for p in planes], "tokens after step %d" % number)
                     for layer, rows in enumerate(planes):
                         if len(rows):
-                            same_bits(s.export(which, layer=layer), quantize(MAIN, rows)[0], "rows after step %d" % number)
+                            same_bits(
+    s.export(
+        which, layer=layer), quantize(
+            MAIN, rows)[0], "rows after step %d" %
+             number)
         truth(refused > 0, "the pool was never full: the test is too tame")
 
 
@@ -469,7 +528,8 @@ def mixed_load_leaves_nothing(server, rng):
                     outcome = "ok"
                 except Refused as refused:
                     outcome = refused.status.reason
-                allowed = {0: ("BAD_SHAPE",), 1: ("DEADLINE", "ok"), 2: ("CANCELLED", "ok")}.get(kind, ("ok",))
+                allowed = {0: ("BAD_SHAPE",), 1: ("DEADLINE", "ok"),
+                               2: ("CANCELLED", "ok")}.get(kind, ("ok",))
                 truth(outcome in allowed, "outcome %r of a request of kind %d" % (outcome, kind))
                 counts[outcome] = counts.get(outcome, 0) + 1
         equal(sum(counts.values()), n, "every request has one outcome: %r" % counts)
@@ -487,7 +547,7 @@ def mixed_load_leaves_nothing(server, rng):
             truth(now[0] <= warm[0] * 1.05 + (1 << 20), "RSS %d, warm %d" % (now[0], warm[0]))
 
 
-# ---- cancel races ----------------------------------------------------------------------------------------------------------
+# ---- cancel races ------------------------------------------------------
 
 
 @test()
@@ -523,7 +583,14 @@ def cancels_race_with_completion(server, rng):
                 stream.bidi.cancel()
             else:
                 stream.bidi.half_close()
-        append = pb.AppendRequest(session=s.token, append=pb.AppendOp(sequence_id=sequence, rows=inline(random_rows(rng, 16))))
+        append = pb.AppendRequest(
+    session=s.token,
+    append=pb.AppendOp(
+        sequence_id=sequence,
+        rows=inline(
+            random_rows(
+                rng,
+                 16))))
         method = s.client.channel.unary_unary("/%s/Append" % SERVICE, request_serializer=serialize,
                                               response_deserializer=pb.AppendReply.FromString)
         outcomes = {}
@@ -541,12 +608,17 @@ def cancels_race_with_completion(server, rng):
             truth(outcome in ("OK", "CANCELLED", "DEADLINE_EXCEEDED"), "outcome %s" % outcome)
             outcomes[outcome] = outcomes.get(outcome, 0) + 1
         tokens = s.get(sequence).n_tokens
-        truth((tokens - 256) % 16 == 0 and tokens - 256 >= 16 * outcomes.get("OK", 0), "tokens %d after %r" % (tokens, outcomes))
+        truth((tokens -
+    256) %
+    16 == 0 and tokens -
+    256 >= 16 *
+    outcomes.get("OK", 0), "tokens %d after %r" %
+     (tokens, outcomes))
         s.attend([(sequence, 4)], q, i, out=out())
         wait_until(lambda: server.control.pool().queue_depth == 0, 5 * SLOW, "the queue is empty")
 
 
-# ---- slow readers ------------------------------------------------------------------------------------------------------------
+# ---- slow readers ------------------------------------------------------
 
 
 @test(**{"pool-bytes": "32MiB", "pool-pages": 0, "max-stream-bytes": "4MiB", "stall-timeout": "60s"})
@@ -567,13 +639,16 @@ def slow_readers_do_not_grow_the_server(server, rng):
         request = pb.ExportRowsRequest(session=s.token, sequence_id=sequence, dtype=pb.DTYPE_BF16)
         exports = [c.export(request, timeout=None) for c in clients]  # 46 MB each, unread
         deaf = AttendStream(s, reads=False)
-        asked = [deaf.attend(sequence, q, indices, wait=False) for _ in range(scaled(400, 40))]  # 512 KiB each, unread
+        asked = [deaf.attend(sequence, q, indices, wait=False)
+                             for _ in range(scaled(400, 40))]  # 512 KiB each, unread
         times = []
         for _ in range(scaled(200, 20)):
             begin = time.monotonic()
-            same_bits(s.attend(sequence, q[:1], indices[:1]).out_bits, want[:1], "a normal client among slow ones")
+            same_bits(s.attend(sequence, q[:1], indices[:1]).out_bits,
+                      want[:1], "a normal client among slow ones")
             times.append(time.monotonic() - begin)
-        truth(sorted(times)[-1] < 2.0 * SLOW, "slowest round trip of the normal client %.3f s" % sorted(times)[-1])
+        truth(sorted(times)[-1] < 2.0 * SLOW,
+     "slowest round trip of the normal client %.3f s" % sorted(times)[-1])
         grown = server.rss() - before
         bound = n_clients * (6 << 20) + (16 << 20)
         if not SANITIZED:
@@ -616,20 +691,26 @@ def stalled_streams_are_ended(server, rng):
         # what the server has given up on is told when the client reads again
         in_log(server, "method=/dsa.v1.SparseAttention/ExportRows queued_bytes", 20 * SLOW)
         in_log(server, "method=/dsa.v1.SparseAttention/Attend queued_bytes", 20 * SLOW)
-        for name, read in (("export", lambda: [c.n_tokens for c in export]), ("attend", lambda: list(deaf.bidi.call))):
+        for name, read in (
+    ("export", lambda: [
+        c.n_tokens for c in export]), ("attend", lambda: list(
+            deaf.bidi.call))):
             try:
                 read()
                 fail("%s: all came although nobody read for longer than the timeout" % name)
             except grpc.RpcError as error:
                 equal(error.code(), grpc.StatusCode.RESOURCE_EXHAUSTED, "%s: code" % name)
                 refused = refused_from(error)
-                truth("STALLED" in (error.details() or "") or (refused and refused.status.reason == "STALLED"),
-                      "%s: says %r" % (name, error.details()))
+                truth(
+    "STALLED" in (
+        error.details() or "") or (
+            refused and refused.status.reason == "STALLED"), "%s: says %r" %
+             (name, error.details()))
         client.close()
         same_bits(s.export(sequence)[:400], quantize(MAIN, rows[:400])[0], "the session goes on")
 
 
-# ---- overload ------------------------------------------------------------------------------------------------------------------
+# ---- overload ----------------------------------------------------------
 
 
 @test(**{"max-queue": 8, "max-inflight": 64})
@@ -649,7 +730,10 @@ def full_queue_is_refused_with_a_hint(server, rng):
         checks = []
         for _ in range(20):
             begin = time.monotonic()
-            equal(server.control.health().status, health_pb.HealthCheckResponse.SERVING, "health under overload")
+            equal(
+    server.control.health().status,
+    health_pb.HealthCheckResponse.SERVING,
+     "health under overload")
             checks.append(time.monotonic() - begin)
         truth(max(checks) < 0.5 * SLOW, "a health check took %.3f s" % max(checks))
         outcomes = {"ok": 0, "QUEUE_FULL": 0}
@@ -727,7 +811,12 @@ def out_of_descriptors(env, rng):
         fds = s.fd_socket()
         before = server.n_fds()
         held = raw_connections(server.path, 120)
-        wait_until(lambda: server.n_fds() >= 63, 5 * SLOW, "the descriptors are used up (%d)" % server.n_fds())
+        wait_until(
+    lambda: server.n_fds() >= 63,
+    5 *
+    SLOW,
+    "the descriptors are used up (%d)" %
+     server.n_fds())
         equal(s.get(sequence).n_tokens, 70, "open connections are served meanwhile")
         memfd = victim.memfd()
         number, status, text = fds.offer(s.token, 77, [memfd])
@@ -752,10 +841,17 @@ def connect_check_close(server, rng):
         client.close()
         if i == 20:
             before = server.n_fds()
-    wait_until(lambda: server.n_fds() <= before + 3, 5 * SLOW, "descriptors as before (%d, now %d)" % (before, server.n_fds()))
+    wait_until(
+    lambda: server.n_fds() <= before +
+    3,
+    5 *
+    SLOW,
+    "descriptors as before (%d, now %d)" %
+    (before,
+     server.n_fds()))
 
 
-# ---- start and end -----------------------------------------------------------------------------------------------------------
+# ---- start and end -----------------------------------------------------
 
 
 @test(own=True)
@@ -786,8 +882,10 @@ def sigterm_with_open_streams(env, rng):
         victim.do_regions(s, rng)
         victim.do_tickets(s, rng)
         s.stream.append(s.create(), random_rows(rng, 1))
-    watch = server.control.channel.unary_stream("/grpc.health.v1.Health/Watch", request_serializer=serialize,
-                                                response_deserializer=health_pb.HealthCheckResponse.FromString)
+    watch = server.control.channel.unary_stream(
+    "/grpc.health.v1.Health/Watch",
+    request_serializer=serialize,
+     response_deserializer=health_pb.HealthCheckResponse.FromString)
     watched = watch(health_pb.HealthCheckRequest(service=SERVICE))
     states = [next(watched).status]
     reflection = server.control.bidi("ServerReflectionInfo", "grpc.reflection.v1.ServerReflection",
@@ -797,8 +895,12 @@ def sigterm_with_open_streams(env, rng):
     big = sessions[0].create()
     for _ in range(3):
         sessions[0].append(big, np.tile(random_rows(rng, 500), (7, 1)))
-    stalled = [server.client().export(pb.ExportRowsRequest(session=sessions[0].token, sequence_id=big, dtype=pb.DTYPE_BF16))
-               for _ in range(3)]
+    stalled = [
+    server.client().export(
+        pb.ExportRowsRequest(
+            session=sessions[0].token,
+            sequence_id=big,
+             dtype=pb.DTYPE_BF16)) for _ in range(3)]
     raw = raw_connections(server.path, 3)
     begin = time.monotonic()
     server.signal()
@@ -815,7 +917,8 @@ def sigterm_with_open_streams(env, rng):
     took = time.monotonic() - begin
     equal(code, 0, "exit code")
     truth(took < 2.0 * SLOW, "took %.2f s to end" % took)
-    equal(states, [health_pb.HealthCheckResponse.SERVING, health_pb.HealthCheckResponse.NOT_SERVING], "health, watched")
+    equal(states, [health_pb.HealthCheckResponse.SERVING,
+          health_pb.HealthCheckResponse.NOT_SERVING], "health, watched")
     del stalled, raw
 
 
@@ -826,8 +929,10 @@ def sigterm_lets_running_work_finish(env, rng):
     running = blocker.start_and_see()
     behind = blocker.session.attend(blocker.sequence, blocker.q_pool[:1], blocker.i_pool[:1], wait=False)
     blocker.session.stream.wait_until_read()
-    watch = server.control.channel.unary_stream("/grpc.health.v1.Health/Watch", request_serializer=serialize,
-                                                response_deserializer=health_pb.HealthCheckResponse.FromString)
+    watch = server.control.channel.unary_stream(
+    "/grpc.health.v1.Health/Watch",
+    request_serializer=serialize,
+     response_deserializer=health_pb.HealthCheckResponse.FromString)
     watched = watch(health_pb.HealthCheckRequest(service=""))
     equal(next(watched).status, health_pb.HealthCheckResponse.SERVING, "before")
     server.signal()
@@ -835,13 +940,21 @@ def sigterm_lets_running_work_finish(env, rng):
     still_running = blocker.session.stream.pieces.get(running) is None
     if still_running:
         refused = blocker.session.attend(blocker.sequence, blocker.q_pool[:1], blocker.i_pool[:1], wait=False)
-        expect_refusal(lambda: blocker.session.stream.wait(refused), "DRAINING", code=grpc.StatusCode.UNAVAILABLE)
+        expect_refusal(lambda: blocker.session.stream.wait(refused),
+                       "DRAINING", code=grpc.StatusCode.UNAVAILABLE)
         expect_refusal(lambda: Session(server.control), "DRAINING", code=grpc.StatusCode.UNAVAILABLE)
         expect_refusal(blocker.session.create, "DRAINING", code=grpc.StatusCode.UNAVAILABLE)
     blocker.session.stream.wait(running)
     blocker.check()
     result = blocker.session.stream.wait(behind)
-    check_attend(result, attend_reference(MAIN, blocker.q_pool[:1], blocker.kv, blocker.i_pool[:1], 0.05)[0], None, "behind")
+    check_attend(result,
+    attend_reference(MAIN,
+    blocker.q_pool[:1],
+    blocker.kv,
+    blocker.i_pool[:1],
+    0.05)[0],
+    None,
+     "behind")
     equal(server.wait_exit(5 * SLOW), 0, "exit code")
 
 
@@ -910,7 +1023,10 @@ def sigterm_under_load(env, rng):
             if refused.status.reason not in ("DRAINING", "NO_SESSION"):
                 problems.append(refused)
         except grpc.RpcError as error:
-            if error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.UNAUTHENTICATED):
+            if error.code() not in (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.CANCELLED,
+     grpc.StatusCode.UNAUTHENTICATED):
                 problems.append(error)
         except Failure as failed:
             if "the stream ended" not in str(failed) and "instead of `opened`" not in str(failed):
@@ -918,7 +1034,8 @@ def sigterm_under_load(env, rng):
         counts.append(n_good)
 
     counts = []
-    threads = [threading.Thread(target=work, args=(int(rng.integers(1 << 30)),), daemon=True) for _ in range(6)]
+    threads = [threading.Thread(target=work, args=(int(rng.integers(1 << 30)),),
+                                daemon=True) for _ in range(6)]
     for thread in threads:
         thread.start()
     wait_until(lambda: server.control.stats().n_requests > 300 // SLOW, 20 * SLOW, "load is on")

@@ -91,7 +91,12 @@ def do_inline_flight(s, rng):
 
 def do_export_unread(s, rng):
     root = filled(s, rng, 3000)
-    s.calls = [s.client.export(pb.ExportRowsRequest(session=s.token, sequence_id=root, dtype=pb.DTYPE_BF16)) for _ in range(5)]
+    s.calls = [
+    s.client.export(
+        pb.ExportRowsRequest(
+            session=s.token,
+            sequence_id=root,
+             dtype=pb.DTYPE_BF16)) for _ in range(5)]
     s.append(root, random_rows(rng, 10))
 
 
@@ -100,10 +105,18 @@ def do_beats(s, rng):
     s.lease.recv()
 
 
-MODES = {"opened": None, "sequences": do_sequences, "tickets": do_tickets, "regions": do_regions,
-         "append_loop": forever(do_append_loop), "register_loop": forever(do_register_loop),
-         "fork_loop": forever(do_fork_loop), "attend_flight": forever(do_attend_flight),
-         "inline_flight": forever(do_inline_flight), "export_unread": do_export_unread, "beats": forever(do_beats)}
+MODES = {
+    "opened": None,
+    "sequences": do_sequences,
+    "tickets": do_tickets,
+    "regions": do_regions,
+    "append_loop": forever(do_append_loop),
+    "register_loop": forever(do_register_loop),
+    "fork_loop": forever(do_fork_loop),
+    "attend_flight": forever(do_attend_flight),
+    "inline_flight": forever(do_inline_flight),
+    "export_unread": do_export_unread,
+     "beats": forever(do_beats)}
 
 
 def run_victim():
