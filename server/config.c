@@ -80,9 +80,11 @@ static const struct option_row options[] = {
     NUMBER(OPT_UINT, "max-inflight", max_inflight, "256", 1, 65536, NULL,
            "unanswered requests of one stream"),
     NUMBER(OPT_UINT, "max-queue", max_queue, "4096", 1, 16384, NULL, "jobs waiting for one device"),
+    NUMBER(OPT_BYTES, "max-queue-bytes", max_queue_bytes, "1GiB", 1048576, UINT64_C(1) << 40, NULL,
+           "memory of waiting requests: their messages and inline results"),
     NUMBER(OPT_UINT, "max-streams", max_streams, "256", 1, 65536, NULL, "concurrent calls of one connection"),
-    NUMBER(OPT_UINT, "chunk-rows", chunk_rows, "64", 1, 65536, NULL, "rows of one piece of a long answer"),
-    NUMBER(OPT_UINT, "batch-rows", batch_rows, "256", 1, 65536, NULL, "rows that share one launch"),
+    NUMBER(OPT_UINT, "chunk-rows", chunk_rows, "16", 1, 65536, NULL, "rows of one piece of a long answer"),
+    NUMBER(OPT_UINT, "batch-rows", batch_rows, "64", 1, 65536, NULL, "rows that share one launch"),
 
     NUMBER(OPT_US, "lease", lease_us, "10s", 1000, UINT64_C(86400000000), "Times",
            "heartbeat interval granted when a client asks for none"),

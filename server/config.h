@@ -47,6 +47,7 @@ struct srv_config {
     uint64_t max_sequence_tokens;
     uint64_t max_inflight;
     uint64_t max_queue;
+    uint64_t max_queue_bytes;
     uint64_t max_streams;
     uint64_t chunk_rows;
     uint64_t batch_rows;

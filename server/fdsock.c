@@ -27,7 +27,8 @@ struct srv_fdsock {
     struct srv_fdsock_config config;
     struct srv_loop *loop;
     struct srv_listener *listener;
-    struct peer *peers;
+    struct peer *peers; /* most recently heard first */
+    uint32_t n_peers;
     bool is_closing;
 };
 
@@ -37,17 +38,33 @@ static void fdsock_free_if_last(struct srv_fdsock *fdsock)
         free(fdsock);
 }
 
+static void link_peer(struct peer *peer)
+{
+    struct srv_fdsock *fdsock = peer->fdsock;
+
+    peer->prev = NULL;
+    peer->next = fdsock->peers;
+    if (fdsock->peers)
+        fdsock->peers->prev = peer;
+    fdsock->peers = peer;
+}
+
+static void unlink_peer(struct peer *peer)
+{
+    if (peer->prev)
+        peer->prev->next = peer->next;
+    else
+        peer->fdsock->peers = peer->next;
+    if (peer->next)
+        peer->next->prev = peer->prev;
+}
+
 static void on_peer_closed(uv_handle_t *handle)
 {
     struct peer *peer = handle->data;
     struct srv_fdsock *fdsock = peer->fdsock;
 
-    if (peer->prev)
-        peer->prev->next = peer->next;
-    else
-        fdsock->peers = peer->next;
-    if (peer->next)
-        peer->next->prev = peer->prev;
+    unlink_peer(peer);
     close(peer->fd);
     free(peer);
     fdsock_free_if_last(fdsock);
@@ -55,8 +72,22 @@ static void on_peer_closed(uv_handle_t *handle)
 
 static void peer_close(struct peer *peer)
 {
-    if (!uv_is_closing((uv_handle_t *)&peer->poll))
-        uv_close((uv_handle_t *)&peer->poll, on_peer_closed);
+    if (uv_is_closing((uv_handle_t *)&peer->poll))
+        return;
+    peer->fdsock->n_peers--;
+    uv_close((uv_handle_t *)&peer->poll, on_peer_closed);
+}
+
+/* Clients that connect and say nothing must not keep out those that have something to say. */
+static void close_most_silent(struct srv_fdsock *fdsock)
+{
+    struct peer *peer = fdsock->peers, *last = NULL;
+
+    for (; peer; peer = peer->next)
+        if (!uv_is_closing((uv_handle_t *)&peer->poll))
+            last = peer;
+    if (last)
+        peer_close(last);
 }
 
 /* One message with what came along. Descriptors beyond the first are closed. Returns the length, 0 at the end, -1
@@ -146,6 +177,8 @@ static void on_readable(uv_poll_t *poll, int status, int events)
         peer_close(peer);
         return;
     }
+    unlink_peer(peer);
+    link_peer(peer);
     for (int i = 0; i < OFFERS_A_ROUND; i++) {
         errno = 0;
         if (!serve_offer(peer)) {
@@ -171,10 +204,10 @@ static void on_accept(void *arg, int fd)
     peer->fdsock = fdsock;
     peer->fd = fd;
     peer->poll.data = peer;
-    peer->next = fdsock->peers;
-    if (fdsock->peers)
-        fdsock->peers->prev = peer;
-    fdsock->peers = peer;
+    if (fdsock->n_peers == fdsock->config.max_connections)
+        close_most_silent(fdsock);
+    fdsock->n_peers++;
+    link_peer(peer);
     uv_poll_start(&peer->poll, UV_READABLE, on_readable);
 }
 
@@ -183,10 +216,12 @@ dsa_status srv_fdsock_open(struct srv_loop *loop, const struct srv_fdsock_config
 {
     struct srv_fdsock *fdsock = calloc(1, sizeof(*fdsock));
     struct srv_listener_config listener = {
+        .flag = "fd-socket",
         .unix_path = config->path,
         .socket_type = SOCK_SEQPACKET,
         .mode = config->mode,
-        .max_connections = config->max_connections,
+        .max_connections =
+            config->max_connections * 2, /* the cap is kept in on_accept; closing ones count here too */
         .accept = on_accept,
         .arg = fdsock,
     };

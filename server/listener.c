@@ -56,14 +56,17 @@ static dsa_status take_lock(struct srv_listener *listener, struct srv_err *err)
 
     snprintf(path, sizeof(path), "%s.lock", listener->path);
     listener->lock_fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+    if (listener->lock_fd < 0 && errno == ENOENT)
+        return srv_fail(err, DSA_E_BAD_REQUEST, listener->config.flag, "%s", listener->path,
+                        "its folder does not exist; make it, or give another path");
     if (listener->lock_fd < 0)
-        return fail_system(err, "listen", path, "cannot open the lock file");
+        return fail_system(err, listener->config.flag, path, "cannot open the lock file");
     if (flock(listener->lock_fd, LOCK_EX | LOCK_NB) == 0)
         return DSA_OK;
     if (errno == EWOULDBLOCK)
-        return srv_fail(err, DSA_E_PRECONDITION, "listen", "%s", listener->path,
+        return srv_fail(err, DSA_E_PRECONDITION, listener->config.flag, "%s", listener->path,
                         "another server holds this socket (its lock file is locked)");
-    return fail_system(err, "listen", path, "cannot lock");
+    return fail_system(err, listener->config.flag, path, "cannot lock");
 }
 
 /* We hold the lock, so a socket file at the path is a dead server's. */
@@ -72,13 +75,14 @@ static dsa_status remove_stale(struct srv_listener *listener, struct srv_err *er
     struct stat st;
 
     if (lstat(listener->path, &st) != 0)
-        return errno == ENOENT ? DSA_OK
-                               : fail_system(err, "listen", listener->path, "cannot look at the path");
+        return errno == ENOENT
+                   ? DSA_OK
+                   : fail_system(err, listener->config.flag, listener->path, "cannot look at the path");
     if (!S_ISSOCK(st.st_mode))
-        return srv_fail(err, DSA_E_BAD_REQUEST, "listen", "%s", listener->path,
+        return srv_fail(err, DSA_E_BAD_REQUEST, listener->config.flag, "%s", listener->path,
                         "something that is not a socket lies there; it is left alone");
     if (unlink(listener->path) != 0)
-        return fail_system(err, "listen", listener->path, "cannot remove the stale socket");
+        return fail_system(err, listener->config.flag, listener->path, "cannot remove the stale socket");
     srv_log(SRV_LOG_INFO, "replaced a socket that no server held path=%s", listener->path);
     return DSA_OK;
 }
@@ -92,21 +96,23 @@ static dsa_status open_unix(struct srv_listener *listener, struct srv_err *err)
     int bound;
 
     if (path[0] == '\0' || strlen(path) >= sizeof(addr.sun_path))
-        return srv_fail(err, DSA_E_BAD_REQUEST, "listen", "%s", path, "a socket path has 1 to %zu bytes",
-                        sizeof(addr.sun_path) - 1);
+        return srv_fail(err, DSA_E_BAD_REQUEST, listener->config.flag, "%s", path,
+                        "a socket path has 1 to %zu bytes", sizeof(addr.sun_path) - 1);
     strcpy(listener->path, path);
     strcpy(addr.sun_path, path);
     if ((rc = take_lock(listener, err)) != DSA_OK || (rc = remove_stale(listener, err)) != DSA_OK)
         return rc;
     listener->fd = socket(AF_UNIX, listener->config.socket_type | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     if (listener->fd < 0)
-        return fail_system(err, "listen", path, "cannot make a socket");
+        return fail_system(err, listener->config.flag, path, "cannot make a socket");
     old_mask = umask(0777 & ~listener->config.mode); /* never wider than asked for, not even for a moment */
     bound = bind(listener->fd, (struct sockaddr *)&addr, sizeof(addr));
     umask(old_mask);
     if (bound != 0)
-        return fail_system(err, "listen", path, "cannot bind");
-    return listen(listener->fd, BACKLOG) == 0 ? DSA_OK : fail_system(err, "listen", path, "cannot listen");
+        return fail_system(err, listener->config.flag, path, "cannot bind");
+    return listen(listener->fd, BACKLOG) == 0
+               ? DSA_OK
+               : fail_system(err, listener->config.flag, path, "cannot listen");
 }
 
 static bool is_loopback(const struct sockaddr *addr)
@@ -126,14 +132,14 @@ static dsa_status bind_tcp(struct srv_listener *listener, const struct addrinfo 
 
     listener->fd = socket(info->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     if (listener->fd < 0)
-        return fail_system(err, "tcp", text, "cannot make a socket");
+        return fail_system(err, listener->config.flag, text, "cannot make a socket");
     setsockopt(listener->fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
     if (bind(listener->fd, info->ai_addr, info->ai_addrlen) != 0)
-        return fail_system(err, "tcp", text, "cannot bind");
+        return fail_system(err, listener->config.flag, text, "cannot bind");
     if (listen(listener->fd, BACKLOG) != 0)
-        return fail_system(err, "tcp", text, "cannot listen");
+        return fail_system(err, listener->config.flag, text, "cannot listen");
     if (getsockname(listener->fd, (struct sockaddr *)&bound, &n_bound) != 0)
-        return fail_system(err, "tcp", text, "cannot read the bound address");
+        return fail_system(err, listener->config.flag, text, "cannot read the bound address");
     listener->port = ntohs(bound.ss_family == AF_INET ? ((struct sockaddr_in *)&bound)->sin_port
                                                       : ((struct sockaddr_in6 *)&bound)->sin6_port);
     if (!is_loopback(info->ai_addr))
@@ -286,7 +292,8 @@ dsa_status srv_listener_open(struct srv_loop *loop, const struct srv_listener_co
     }
     rc = config->unix_path ? open_unix(listener, err) : open_tcp(listener, err);
     if (rc == DSA_OK && uv_poll_init(srv_loop_uv(loop), &listener->poll, listener->fd) != 0)
-        rc = srv_fail(err, DSA_E_SYSTEM, "listen", "%s", listener->path, "cannot watch the socket");
+        rc = srv_fail(err, DSA_E_SYSTEM, listener->config.flag, "%s", listener->path,
+                      "cannot watch the socket");
     if (rc != DSA_OK) {
         listener_free(listener);
         return rc;

@@ -18,6 +18,7 @@ struct srv_listener;
 typedef void (*srv_listener_accept)(void *arg, int fd);
 
 struct srv_listener_config {
+    const char *flag;      /* the setting it comes from, for errors */
     const char *unix_path; /* NULL or a path; one of the two is given */
     const char *tcp;       /* "host:port"; numeric host or "localhost" */
     int socket_type;       /* SOCK_STREAM or SOCK_SEQPACKET (unix only) */

@@ -5,6 +5,7 @@
  *           -> calls end or are cancelled -> worker joined -> queue drained -> loop closed -> exit 0
  * A second signal ends the grace at once. */
 #include <inttypes.h>
+#include <limits.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -105,12 +106,13 @@ static dsa_status derive_config(struct server *server, struct srv_err *err)
                         "a page of %" PRIu64 " layers has %" PRIu64 " bytes; the pool holds 1 to %u pages",
                         config->layers, page_bytes, (1u << 25) - 1);
     if (config->chunk_rows > config->batch_rows)
-        return srv_fail(err, DSA_E_BAD_REQUEST, "chunk-rows", "%" PRIu64, config->chunk_rows,
-                        "at most batch-rows (%" PRIu64 "): a piece is part of one launch",
-                        config->batch_rows);
+        config->chunk_rows = config->batch_rows; /* a piece is part of one launch; GetCapabilities says so */
     if (config->max_rows / config->chunk_rows > MAX_PIECES)
         return srv_fail(err, DSA_E_BAD_REQUEST, "chunk-rows", "%" PRIu64, config->chunk_rows,
                         "max-rows / chunk-rows may be at most %d", MAX_PIECES);
+    if (config->lease_us > config->max_lease_us)
+        return srv_fail(err, DSA_E_BAD_REQUEST, "lease", "%" PRIu64, config->lease_us,
+                        "at most max-lease (%" PRIu64 ")", config->max_lease_us);
     server->n_pages = (uint32_t)n_pages;
     if (srv_log_level_by_name(config->log_level) < 0)
         return srv_fail(err, DSA_E_BAD_REQUEST, "log-level", "%s", config->log_level,
@@ -119,9 +121,27 @@ static dsa_status derive_config(struct server *server, struct srv_err *err)
     return DSA_OK;
 }
 
+/* Clients get the path of the fd socket, and have another working directory. */
+static dsa_status absolute_path(const char *flag, const char *path, char *out, size_t size,
+                                struct srv_err *err)
+{
+    char here[PATH_MAX] = "";
+
+    if (path[0] != '/' && !getcwd(here, sizeof(here) - 1))
+        return srv_fail(err, DSA_E_SYSTEM, flag, "%s", path, "cannot tell the working directory");
+    if (here[0] != '\0')
+        strcat(here, "/");
+    if (strlen(here) + strlen(path) >= size)
+        return srv_fail(err, DSA_E_BAD_REQUEST, flag, "%s", path, "a socket path has at most 107 bytes");
+    strcpy(out, here);
+    strcat(out, path);
+    return DSA_OK;
+}
+
 static dsa_status derive_paths(struct server *server, struct srv_err *err)
 {
     const struct srv_config *config = &server->config;
+    dsa_status rc;
 
     if (strcmp(config->listen, "none") == 0) {
         if (config->tcp[0] == '\0')
@@ -129,13 +149,17 @@ static dsa_status derive_paths(struct server *server, struct srv_err *err)
                             "nothing to listen on; give --tcp");
         return DSA_OK;
     }
-    if (strncmp(config->listen, "unix:", 5) != 0)
+    if (strncmp(config->listen, "unix:", 5) != 0 || config->listen[5] == '\0')
         return srv_fail(err, DSA_E_BAD_REQUEST, "listen", "%s", config->listen, "write unix:/path or none");
-    strcpy(server->unix_path, config->listen + 5);
+    rc = absolute_path("listen", config->listen + 5, server->unix_path, sizeof(server->unix_path), err);
+    if (rc != DSA_OK)
+        return rc;
     if (config->fd_socket[0] != '\0')
-        strcpy(server->fd_path, config->fd_socket);
-    else if (snprintf(server->fd_path, sizeof(server->fd_path), "%s.fd", server->unix_path)
-             >= (int)sizeof(server->fd_path))
+        return absolute_path("fd-socket",
+                             config->fd_socket + (strncmp(config->fd_socket, "unix:", 5) == 0 ? 5 : 0),
+                             server->fd_path, sizeof(server->fd_path), err);
+    if (snprintf(server->fd_path, sizeof(server->fd_path), "%s.fd", server->unix_path)
+        >= (int)sizeof(server->fd_path))
         return srv_fail(err, DSA_E_BAD_REQUEST, "listen", "%s", config->listen,
                         "too long for the fd socket's \".fd\"");
     return DSA_OK;
@@ -330,6 +354,7 @@ static dsa_status open_sockets(struct server *server, struct srv_err *err)
 {
     const struct srv_config *config = &server->config;
     struct srv_listener_config listener = {
+        .flag = "listen",
         .socket_type = SOCK_STREAM,
         .mode = (unsigned)config->socket_mode,
         .max_connections = (uint32_t)config->max_connections,
@@ -346,6 +371,7 @@ static dsa_status open_sockets(struct server *server, struct srv_err *err)
     if (rc == DSA_OK && server->fd_path[0] != '\0')
         rc = srv_fdsock_open(server->loop, &fdsock, &server->fdsock, err);
     listener.unix_path = NULL;
+    listener.flag = "tcp";
     listener.tcp = config->tcp;
     listener.accept = add_remote;
     if (rc == DSA_OK && config->tcp[0] != '\0')
@@ -444,11 +470,17 @@ static int serve(struct server *server)
     struct srv_err err = {0};
     dsa_status rc;
 
+    signal(SIGPIPE, SIG_IGN); /* a log reader or a client that is gone is no reason to end */
     block_signals(SIG_BLOCK); /* the loop's thread alone takes them */
     rpc_init();
     rc = start(server, &err);
-    if (rc != DSA_OK)
-        return fail(&err); /* the process ends: what was started ends with it */
+    if (rc != DSA_OK) {
+        int code = fail(&err);
+
+        close_sockets(server);
+        fflush(NULL);
+        _exit(code); /* threads that were started end with the process */
+    }
     block_signals(SIG_UNBLOCK);
     report(server);
     srv_loop_run(server->loop);

@@ -60,6 +60,7 @@ struct rpc_call {
     struct rpc_call *prev, *next; /* all calls */
     unsigned n_tags;              /* batches in flight; the call is freed at 0 */
     struct rpc_call *next_reader; /* of those that want their next message */
+    bool is_local;
     bool is_reading, wants_read, is_sending, metadata_sent, is_finishing, finish_wanted, is_closed, is_over;
     bool send_failed;
     int code;
@@ -416,6 +417,18 @@ static void on_close(struct tag *tag, bool ok)
     call_unref(call);
 }
 
+/* Core names the peer of a socket that it was handed by its descriptor: "fd:20". Asked when the call begins, while the
+ * number is still the connection's. */
+static bool is_local_peer(const struct rpc *rpc, grpc_call *handle)
+{
+    char *peer = grpc_call_get_peer(handle);
+    int fd;
+    bool is_local = sscanf(peer, "fd:%d", &fd) == 1 && fd >= 0 && fd < MAX_TRACKED_FDS && rpc->is_local[fd];
+
+    gpr_free(peer);
+    return is_local;
+}
+
 static const struct rpc_method *find_method(const struct rpc *rpc, grpc_slice path)
 {
     for (size_t i = 0; i < rpc->config.n_methods; i++)
@@ -448,6 +461,7 @@ static void begin_call(struct rpc *rpc, grpc_call *handle, grpc_slice path)
     call->rpc = rpc;
     call->call = handle;
     call->method = method ? method : &unknown_method;
+    call->is_local = is_local_peer(rpc, handle);
     call->text = grpc_empty_slice();
     call->close_tag = (struct tag){on_close, rpc};
     call->read_tag = (struct tag){on_read, rpc};
@@ -498,14 +512,22 @@ static void arm_one(struct rpc *rpc)
     rpc->n_armed++;
 }
 
+/* As many as there should be: one that failed for want of memory is made up for at the next occasion. */
+static void arm_all(struct rpc *rpc)
+{
+    unsigned n = rpc->n_armed;
+
+    while (!rpc->is_shutting_down && n++ < N_ARMED)
+        arm_one(rpc);
+}
+
 static void on_call(struct tag *tag, bool ok)
 {
     struct arm *arm = (struct arm *)tag; /* tag is the first member */
     struct rpc *rpc = tag->rpc;
 
     rpc->n_armed--;
-    if (!rpc->is_shutting_down)
-        arm_one(rpc);
+    arm_all(rpc);
     if (ok && arm->call)
         begin_call(rpc, arm->call, arm->details.method);
     arm_free(arm);
@@ -513,6 +535,7 @@ static void on_call(struct tag *tag, bool ok)
 
 void rpc_check_stalls(struct rpc *rpc, uint64_t now_us)
 {
+    arm_all(rpc);
     for (struct rpc_call *call = rpc->calls; call; call = call->next) {
         bool is_waiting = (call->is_sending || call->is_finishing) && call->send_since_us != 0;
 
@@ -543,16 +566,9 @@ const char *rpc_call_path(const struct rpc_call *call)
     return call->method->path;
 }
 
-/* Core names the peer of a socket that it was handed by its descriptor: "fd:20". */
 bool rpc_call_is_local(const struct rpc_call *call)
 {
-    char *peer = grpc_call_get_peer(call->call);
-    int fd;
-    bool is_local =
-        sscanf(peer, "fd:%d", &fd) == 1 && fd >= 0 && fd < MAX_TRACKED_FDS && call->rpc->is_local[fd];
-
-    gpr_free(peer);
-    return is_local;
+    return call->is_local;
 }
 
 void rpc_call_set_data(struct rpc_call *call, void *data)
@@ -608,7 +624,8 @@ static grpc_server *create_server(const struct rpc_config *config)
         int_arg(GRPC_ARG_MAX_CONCURRENT_STREAMS, (int)config->max_streams),
         int_arg(GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, receive_limit(config)),
         int_arg(GRPC_ARG_MAX_SEND_MESSAGE_LENGTH, (int)config->max_message_bytes),
-        /* Clients may ping an idle stream every 5 s: a lease is idle most of its life. */
+        /* Clients may ping every 5 s, with calls or without: a lease is idle most of its life. */
+        int_arg(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1),
         int_arg(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 5000),
     };
     grpc_channel_args channel_args = {sizeof(args) / sizeof(args[0]), args};
@@ -631,8 +648,7 @@ dsa_status rpc_create(const struct rpc_config *config, struct rpc **rpc_p, struc
     rpc->lame = grpc_lame_client_channel_create("doorbell", GRPC_STATUS_UNAVAILABLE, "doorbell");
     grpc_server_register_completion_queue(rpc->server, rpc->cq, NULL);
     grpc_server_start(rpc->server);
-    for (int i = 0; i < N_ARMED; i++)
-        arm_one(rpc);
+    arm_all(rpc);
     *rpc_p = rpc;
     return DSA_OK;
 }
@@ -664,6 +680,16 @@ bool rpc_step(struct rpc *rpc, uint64_t wait_us)
     __tsan_acquire(tag);
     tag->fn(tag, event.success != 0);
     return true;
+}
+
+bool rpc_has_unsent(const struct rpc *rpc, uint64_t patience_us)
+{
+    uint64_t now = srv_now_us();
+
+    for (const struct rpc_call *call = rpc->calls; call; call = call->next)
+        if (!call->is_over && call->queued_bytes > 0 && now < call->send_since_us + patience_us)
+            return true;
+    return false;
 }
 
 void rpc_shutdown(struct rpc *rpc)

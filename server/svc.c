@@ -10,6 +10,8 @@
 #include "server/log.h"
 #include "server/status.h"
 
+#define UNSENT_PATIENCE_US 1000000
+
 /* Client memory mapped at a time, all sessions together: what a 47-bit address space has room for. One region has a limit of its
  * own (max-region-bytes). */
 #define MAX_MAPPED_BYTES (UINT64_C(1) << 46)
@@ -223,12 +225,25 @@ struct wire_regions svc_request_regions(const struct svc_request *request)
     return regions;
 }
 
-static dsa_status admit(struct svc *svc, enum srv_op op, uint32_t n_pieces, struct srv_err *err)
+/* A look at the server is always answered, and an export that was begun may end: both have room in the rings beside the limits. */
+static dsa_status admit(const struct svc_request *request, uint32_t n_pieces, struct srv_err *err)
 {
-    if (svc->is_draining && op != SRV_OP_STATS)
+    struct svc *svc = request->svc;
+    enum srv_op op = request->job.op;
+
+    if (op == SRV_OP_STATS)
+        return DSA_OK;
+    if (svc->is_draining && !request->is_begun)
         return srv_fail(err, DSA_E_DRAINING, "", "%s", "", "the server is going down");
-    if (srv_worker_is_lost(svc->worker) && op != SRV_OP_STATS)
+    if (srv_worker_is_lost(svc->worker))
         return srv_fail(err, DSA_E_DEVICE_LOST, "", "%s", "", "the device failed; restart the server");
+    if (svc->waiting_bytes + request->bytes > svc->config->max_queue_bytes && svc->n_jobs > 0) {
+        srv_fail(err, DSA_E_QUEUE_FULL, "", "%" PRIu64 " bytes", svc->waiting_bytes,
+                 "messages and inline results of waiting requests may take %" PRIu64 " bytes; use regions",
+                 svc->config->max_queue_bytes);
+        err->retry_after_us = 1000;
+        return DSA_E_QUEUE_FULL;
+    }
     if (svc->n_jobs < svc->config->max_queue && svc->n_pieces + n_pieces <= svc->max_pieces)
         return DSA_OK;
     srv_fail(err, DSA_E_QUEUE_FULL, "", "%" PRIu32, svc->n_jobs, "%" PRIu64 " jobs may wait for a device",
@@ -242,7 +257,7 @@ dsa_status svc_request_submit(struct svc_request *request, uint32_t n_accesses, 
 {
     struct svc *svc = request->svc;
     struct srv_job *job = &request->job;
-    dsa_status rc = admit(svc, job->op, n_pieces, err);
+    dsa_status rc = admit(request, n_pieces, err);
 
     if (rc != DSA_OK)
         return rc;
@@ -263,6 +278,7 @@ dsa_status svc_request_submit(struct svc_request *request, uint32_t n_accesses, 
     request->lease->requests = request;
     svc->n_jobs++;
     svc->n_pieces += n_pieces;
+    svc->waiting_bytes += request->bytes;
     svc->n_unkicked++;
     svc->unkicked_cost += request->cost;
     return DSA_OK;
@@ -295,6 +311,7 @@ static void finish_request(struct svc_request *request)
         request->next->prev = request->prev;
     svc->n_jobs--;
     svc->n_pieces -= request->job.n_pieces;
+    svc->waiting_bytes -= request->bytes;
     svc_request_free(request);
     lease_end_if_quiet(lease);
 }
@@ -460,7 +477,8 @@ void svc_close_sessions(struct svc *svc)
 
 bool svc_is_idle(const struct svc *svc)
 {
-    return svc->n_jobs == 0;
+    /* An export half way has a chunk at the worker or unsent. A client that does not read must not hold up the end. */
+    return svc->n_jobs == 0 && !rpc_has_unsent(svc->rpc, UNSENT_PATIENCE_US);
 }
 
 bool svc_is_healthy(const struct svc *svc)

@@ -52,9 +52,11 @@ struct svc_request {
     struct wire_arena *arena;
     struct srv_region *regions[SVC_MAX_REGIONS];
     uint32_t n_regions;
+    uint64_t bytes;      /* of the message and of inline results; what waiting costs in memory */
     uint64_t cost;       /* flops, about */
     void *buffer;        /* inline results; freed with the request */
     void *owner;         /* of the method's code */
+    bool is_begun;       /* part of something that was admitted before */
     uint64_t request_id; /* Attend streams: the client's */
     struct svc_request *stream_prev, *stream_next;
     /* One answer came. Called for each piece; after the last one the request is freed. */
@@ -81,8 +83,9 @@ struct svc {
     struct svc_lease own; /* what the server itself asks of a worker; number 0, not in the list */
     struct svc_watch *watches;
     struct svc_counters counters;
-    uint32_t n_jobs;   /* submitted and not yet back */
-    uint32_t n_pieces; /* pieces they may still send */
+    uint64_t waiting_bytes; /* messages and inline results of the jobs that are not yet back */
+    uint32_t n_jobs;        /* submitted and not yet back */
+    uint32_t n_pieces;      /* pieces they may still send */
     uint32_t max_pieces;
     uint32_t n_ends_waiting;
     uint32_t n_unkicked;
@@ -104,7 +107,7 @@ void svc_set_sleeping(struct svc *svc, bool is_sleeping); /* loop hook */
 void svc_tick(struct svc *svc);                           /* a few times a second: leases, stalls */
 void svc_begin_drain(struct svc *svc);                    /* refuse what is new, turn readiness off */
 void svc_close_sessions(struct svc *svc);                 /* end every session: what they own goes back */
-bool svc_is_idle(const struct svc *svc);                  /* no request and no session is left */
+bool svc_is_idle(const struct svc *svc); /* no request is left, no answer unsent, no export half way */
 bool svc_is_healthy(const struct svc *svc);
 
 /* Finds the lease of a session token. Errors fill err (field "session"). */

@@ -10,9 +10,10 @@
 #include "server/status.h"
 #include "server/svc.h"
 
-#define REPLY_OVERHEAD   4096 /* more than a reply has beside its results */
-#define REQUEST_ID_FIELD 2    /* of AttendRequest */
-#define N_BUCKETS        64   /* of the requests in flight, by request id */
+#define REPLY_BYTES      (1u << 20) /* inline results in one message, about */
+#define REPLY_OVERHEAD   4096       /* more than a reply has beside its results */
+#define REQUEST_ID_FIELD 2          /* of AttendRequest */
+#define N_BUCKETS        64         /* of the requests in flight, by request id */
 
 struct stream {
     struct svc *svc;
@@ -21,7 +22,7 @@ struct stream {
     uint8_t token[SRV_TOKEN_BYTES];
     struct svc_request *buckets[N_BUCKETS];
     uint32_t n_inflight;
-    uint64_t inflight_bytes; /* inline results that requests in flight will produce */
+    uint64_t inflight_bytes; /* messages and inline results of requests in flight */
     bool is_half_closed;
 };
 
@@ -41,8 +42,6 @@ static struct svc_request *find_request(struct stream *stream, uint64_t request_
     return request;
 }
 
-static uint64_t buffer_bytes(const struct svc_request *request);
-
 static void add_request(struct stream *stream, struct svc_request *request)
 {
     struct svc_request **bucket = bucket_of(stream, request->request_id);
@@ -53,7 +52,7 @@ static void add_request(struct stream *stream, struct svc_request *request)
         (*bucket)->stream_prev = request;
     *bucket = request;
     stream->n_inflight++;
-    stream->inflight_bytes += buffer_bytes(request);
+    stream->inflight_bytes += request->bytes;
 }
 
 static void remove_request(struct stream *stream, struct svc_request *request)
@@ -65,7 +64,7 @@ static void remove_request(struct stream *stream, struct svc_request *request)
     if (request->stream_next)
         request->stream_next->stream_prev = request->stream_prev;
     stream->n_inflight--;
-    stream->inflight_bytes -= buffer_bytes(request);
+    stream->inflight_bytes -= request->bytes;
 }
 
 /* A client that does not read its answers is not read either: what it can have outstanding is bounded. */
@@ -140,20 +139,6 @@ static bool lse_is_inline(const struct svc_request *request)
                                 : 0);
 }
 
-static uint64_t buffer_bytes(const struct svc_request *request)
-{
-    const struct srv_job_attend *attend = &request->job.u.attend;
-    uint64_t n = 0;
-
-    if (request->job.op != SRV_OP_ATTEND)
-        return 0;
-    if (out_is_inline(request))
-        n += attend->n_rows * out_row_bytes(attend, request->svc->layout);
-    if (lse_is_inline(request))
-        n += attend->n_rows * (uint64_t)attend->h_q * sizeof(float);
-    return n;
-}
-
 static void fill_timings(const struct svc_request *request, const struct srv_piece *piece,
                          Dsa__V1__Timings *timings)
 {
@@ -166,16 +151,25 @@ static void fill_timings(const struct svc_request *request, const struct srv_pie
     timings->batch_rows = piece->batch_rows;
 }
 
+/* Into one message: of moderate size, since most clients take no more than 4 MiB unless told to; but at least a row, which take_buffer
+ * has checked against the limit. */
+static uint32_t rows_that_fit(const struct stream *stream, uint64_t row_bytes, uint32_t n_rows)
+{
+    uint64_t room = stream->svc->config->max_message_bytes - REPLY_OVERHEAD;
+
+    room = room < REPLY_BYTES ? room : REPLY_BYTES;
+    if (row_bytes * n_rows <= room)
+        return n_rows;
+    return row_bytes <= room ? (uint32_t)(room / row_bytes) : 1;
+}
+
 /* A piece goes out in as many messages as its inline results need. */
 static void send_piece(struct stream *stream, struct svc_request *request, const struct srv_piece *piece)
 {
     const struct srv_job_attend *attend = &request->job.u.attend;
     uint64_t out_bytes = out_is_inline(request) ? out_row_bytes(attend, stream->svc->layout) : 0;
     uint64_t lse_bytes = lse_is_inline(request) ? attend->h_q * sizeof(float) : 0;
-    uint64_t room = stream->svc->config->max_message_bytes - REPLY_OVERHEAD,
-             row_bytes = out_bytes + lse_bytes;
-    uint32_t n_fit =
-        row_bytes > 0 && row_bytes * piece->n_rows > room ? (uint32_t)(room / row_bytes) : piece->n_rows;
+    uint32_t n_fit = rows_that_fit(stream, out_bytes + lse_bytes, piece->n_rows);
     uint8_t *out = request->buffer, *lse = (uint8_t *)attend->lse;
     Dsa__V1__Timings timings;
 
@@ -339,6 +333,25 @@ static bool uses_region(const Dsa__V1__Tensor *tensor)
     return tensor && tensor->data_case == DSA__V1__TENSOR__DATA_REGION;
 }
 
+/* The rules speak of axes; the client of its request's fields. */
+static void name_field(struct srv_err *err)
+{
+    static const struct {
+        const char *axis, *field;
+    } names[] = {{"heads", "attend.q.shape[1]"},
+                 {"d_qk", "attend.q.shape[2]"},
+                 {"q.dtype", "attend.q.dtype"},
+                 {"phase", "attend.phase"},
+                 {"context_parallel", "attend.context_parallel"},
+                 {"host_tier", "attend.q.region"}};
+
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
+        if (strcmp(err->field, names[i].axis) == 0) {
+            strcpy(err->field, names[i].field);
+            return;
+        }
+}
+
 /* The table of support rules has the last word on what is served. */
 static dsa_status check_rules(const struct svc_request *request, const Dsa__V1__AttendOp *op,
                               struct srv_err *err)
@@ -363,7 +376,10 @@ static dsa_status check_rules(const struct svc_request *request, const Dsa__V1__
     query.d_qk = op->q->shape[2] <= UINT32_MAX ? (uint32_t)op->q->shape[2] : UINT32_MAX;
     if (uses_region(op->q) || uses_region(op->indices) || (op->out && op->out->region))
         query.host_tier = SRV_TIER_MEMFD;
-    return srv_rules_check_attend(&query, err);
+    rc = srv_rules_check_attend(&query, err);
+    if (rc != DSA_OK && err)
+        name_field(err);
+    return rc;
 }
 
 static dsa_status parse_inputs(struct svc_request *request, const Dsa__V1__AttendOp *op, struct srv_err *err)
@@ -476,6 +492,7 @@ static dsa_status take_buffer(struct svc_request *request, bool want_lse, struct
         return srv_fail(err, DSA_E_NO_MEMORY, "attend.out", "%" PRIu64 " bytes", out_bytes + lse_bytes,
                         "no memory for inline results");
     request->buffer = buffer;
+    request->bytes += out_bytes + lse_bytes;
     if (out_bytes > 0) {
         attend->out = buffer;
         attend->out_row_bytes = (int64_t)row_bytes;
@@ -611,7 +628,7 @@ static void cancel(struct stream *stream, const Dsa__V1__CancelOp *op)
 /* Takes the arena. */
 static dsa_status begin_request(struct stream *stream, struct svc_lease *lease,
                                 const Dsa__V1__AttendRequest *message, struct wire_arena *arena,
-                                struct srv_err *err)
+                                uint64_t message_bytes, struct srv_err *err)
 {
     bool is_attend = message->op_case == DSA__V1__ATTEND_REQUEST__OP_ATTEND;
     struct svc_request *request =
@@ -623,6 +640,7 @@ static dsa_status begin_request(struct stream *stream, struct svc_lease *lease,
         return srv_fail(err, DSA_E_NO_MEMORY, "", "%s", "", "no memory for the request");
     job = &request->job;
     request->request_id = message->request_id;
+    request->bytes = message_bytes;
     request->on_piece = on_piece;
     job->node.priority = message->priority;
     if (message->deadline_us > 0
@@ -674,7 +692,7 @@ void svc_attend_message(struct rpc_call *call, const uint8_t *bytes, size_t n)
     if (rc == DSA_OK && message->op_case == DSA__V1__ATTEND_REQUEST__OP_CANCEL) {
         cancel(stream, message->cancel);
     } else if (rc == DSA_OK) {
-        rc = begin_request(stream, lease, message, arena, &err);
+        rc = begin_request(stream, lease, message, arena, n, &err);
         arena = NULL;
     }
     if (rc != DSA_OK)

@@ -2,11 +2,13 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <linux/magic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include "server/log.h"
@@ -47,6 +49,9 @@ static dsa_status check_request(const struct svc *svc, const Dsa__V1__RegisterRe
 {
     uint64_t end;
 
+    if (strlen(request->label) > 64)
+        return srv_fail(err, DSA_E_BAD_REQUEST, "label", "%zu bytes", strlen(request->label),
+                        "at most 64 bytes");
     if (request->access != DSA__V1__REGION_ACCESS__REGION_ACCESS_READ
         && request->access != DSA__V1__REGION_ACCESS__REGION_ACCESS_READ_WRITE)
         return srv_fail(err, DSA_E_BAD_REQUEST, "access", "%d", (int)request->access,
@@ -68,9 +73,14 @@ static dsa_status check_request(const struct svc *svc, const Dsa__V1__RegisterRe
 /* A file that its owner could shrink would turn a read of ours into SIGBUS, so the seal is a condition. */
 static dsa_status check_memfd(int fd, uint64_t end, bool want_write, struct srv_err *err)
 {
+    struct statfs fs;
     struct stat st;
     int seals = fcntl(fd, F_GET_SEALS), mode = fcntl(fd, F_GETFL);
 
+    if (fstatfs(fd, &fs) == 0 && fs.f_type == HUGETLBFS_MAGIC)
+        return srv_fail(
+            err, DSA_E_BAD_FD, "memfd.fd_ticket", "%s", "huge pages",
+            "memfds of huge pages are not served: their pages can be taken away under the server");
     if (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode) || seals < 0)
         return srv_fail(err, DSA_E_BAD_FD, "memfd.fd_ticket", "%s", "not a memfd",
                         "the descriptor must come from memfd_create with MFD_ALLOW_SEALING");
@@ -155,6 +165,7 @@ void svc_register_region(struct rpc_call *call, const uint8_t *bytes, size_t n)
     struct svc_lease *lease;
     struct srv_region *region;
     struct srv_err err = {0};
+    char label[65];
     dsa_status rc;
 
     if (!svc_begin_in_session(call, &dsa__v1__register_region_request__descriptor, bytes, n,
@@ -177,6 +188,8 @@ void svc_register_region(struct rpc_call *call, const uint8_t *bytes, size_t n)
         rc = srv_fail(&err, DSA_E_BAD_REQUEST, "kind", "%s", "absent", "say which kind of memory it is");
     }
     if (rc == DSA_OK) {
+        srv_log(SRV_LOG_DEBUG, "region registered session=%" PRIu64 " size=%" PRIu64 " label=\"%s\"",
+                lease->number, region->size, wire_text(label, sizeof(label), request->label));
         reply.id.data = region->id;
         reply.id.len = SRV_REGION_ID_BYTES;
         reply.size = region->size;

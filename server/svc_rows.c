@@ -184,6 +184,7 @@ void svc_append(struct rpc_call *call, const uint8_t *bytes, size_t n)
         refuse_no_memory(call);
         return;
     }
+    request->bytes = n;
     if (!message->append)
         rc = srv_fail(&err, DSA_E_BAD_REQUEST, "append", "%s", "absent", "this message is needed");
     else
@@ -240,6 +241,7 @@ void svc_import_rows(struct rpc_call *call, const uint8_t *bytes, size_t n)
         refuse_no_memory(call);
         return;
     }
+    request->bytes = n;
     rc = parse_import(request, (const Dsa__V1__ImportRowsRequest *)message, &err);
     if (rc == DSA_OK)
         rc = submit_append(request, &err);
@@ -259,7 +261,7 @@ struct export
     uint64_t sequence, next, end; /* end UINT64_MAX: to the end of the sequence */
     uint32_t layer;
     uint32_t row_bytes, chunk_tokens;
-    bool as_bf16, is_done;
+    bool as_bf16, is_begun, is_done;
 };
 
 static void fail_export(struct export *export, const struct srv_err *err)
@@ -327,6 +329,8 @@ static dsa_status make_chunk(struct export *export, struct svc_request *request,
         return srv_fail(err, DSA_E_NO_MEMORY, "", "%s", "", "no memory for a chunk");
     *job->accesses = (struct srv_batch_access){export->sequence, false};
     request->owner = export;
+    request->is_begun = export->is_begun;
+    export->is_begun = true;
     request->on_piece = on_exported;
     return svc_request_submit(request, 1, 1, err);
 }

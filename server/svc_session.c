@@ -9,7 +9,8 @@
 #include "server/status.h"
 #include "server/svc.h"
 
-#define MAX_TICKETS 64 /* descriptors of one session that wait for their RegisterRegion */
+#define MIN_LEASE_US 100000 /* leases are looked at a few times a second */
+#define MAX_TICKETS  64     /* descriptors of one session that wait for their RegisterRegion */
 
 void svc_session_open(struct rpc_call *call)
 {
@@ -92,6 +93,9 @@ static dsa_status begin_session(struct rpc_call *call, const Dsa__V1__SessionOpe
     if (strlen(open->client_name) > 64)
         return srv_fail(err, DSA_E_BAD_REQUEST, "open.client_name", "%s",
                         wire_text(text, 24, open->client_name), "at most 64 bytes");
+    if (open->lease_us > 0 && open->lease_us < MIN_LEASE_US)
+        return srv_fail(err, DSA_E_BAD_RANGE, "open.lease_us", "%" PRIu64, open->lease_us, "at least %d",
+                        MIN_LEASE_US);
     if (svc->is_draining)
         return srv_fail(err, DSA_E_DRAINING, "open", "%s", "", "the server is going down");
     rc = is_reattach ? reattach(svc, open, call, &lease, err) : make_lease(svc, open, call, &lease, err);

@@ -221,6 +221,7 @@ static void park(struct srv_worker *worker)
     int expected = HOLDER_PARKED;
 
     atomic_store(&worker->holder, HOLDER_PARKED);
+    atomic_thread_fence(memory_order_seq_cst); /* pairs with srv_worker_kick: one of us sees the other */
     /* A job pushed before the store was visible had no one to kick: look again, and take the word back if L has not.
      * If L has (kick or try_step), it serves the ring or posts. */
     if ((!srv_ring_is_empty(worker->in) || atomic_load(&worker->is_stopping)
@@ -267,6 +268,7 @@ void srv_worker_kick(struct srv_worker *worker)
 {
     int expected = HOLDER_PARKED;
 
+    atomic_thread_fence(memory_order_seq_cst); /* the job is in the ring before we look whether W sleeps */
     if (atomic_compare_exchange_strong(&worker->holder, &expected, HOLDER_HELD))
         sem_post(&worker->kicked);
 }
@@ -327,7 +329,7 @@ static dsa_status take_device_memory(struct worker_state *w, struct srv_err *err
     w->layer_bytes = (int64_t)config->n_pages * DSK_PAGE_TOKENS * w->layout->row_bytes;
     pool_bytes = (uint64_t)w->layer_bytes * config->n_layers;
     if (dsk_mem_alloc(w->device, pool_bytes, &w->pool_addr) != DSK_OK)
-        return srv_fail(err, DSA_E_NO_MEMORY, "pool-pages", "%" PRIu32, config->n_pages,
+        return srv_fail(err, DSA_E_NO_MEMORY, "pool-bytes", "%" PRIu64, pool_bytes,
                         "the pool needs %" PRIu64 " bytes, which the device does not have", pool_bytes);
     if (dsk_mem_alloc(w->device, sizeof(uint32_t) * (uint64_t)config->max_append_tokens, &addr) != DSK_OK)
         return srv_fail(err, DSA_E_NO_MEMORY, "max-append-rows", "%" PRIu32, config->max_append_tokens,

@@ -67,6 +67,17 @@ static dsa_status bind_sequence(struct worker_state *w, const struct srv_job *jo
     return DSA_OK;
 }
 
+/* Before anything is changed for it: a request that will be refused leaves no rows behind. */
+static dsa_status check_sequences(struct worker_state *w, const struct srv_job *job, struct srv_err *err)
+{
+    struct dsk_attend_seg unused = {0};
+    dsa_status rc = DSA_OK;
+
+    for (uint32_t i = 0; i < job->u.attend.n_segments && rc == DSA_OK; i++)
+        rc = bind_sequence(w, job, i, &unused, err);
+    return rc;
+}
+
 /* The append that belongs to a request, once, before its first rows. */
 static dsa_status append_first(struct worker_state *w, struct srv_job *job, struct srv_err *err)
 {
@@ -74,6 +85,8 @@ static dsa_status append_first(struct worker_state *w, struct srv_job *job, stru
 
     if (job->u.attend.append.sequence == 0 || job->append_done)
         return DSA_OK;
+    if ((rc = check_sequences(w, job, err)) != DSA_OK)
+        return rc;
     job->append_done = true;
     rc = worker_run_append(w, job->session, &job->u.attend.append, false, &job->n_tokens, &job->n_nonfinite,
                            err);

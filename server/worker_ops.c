@@ -276,5 +276,5 @@ dsa_status worker_run_op(struct worker_state *w, struct srv_job *job, struct srv
     case SRV_OP_ATTEND:
         break;
     }
-    SRV_ASSERT(!"attend goes through worker_run_attend");
+    srv_assert_failed("attend goes through worker_run_attend", __FILE__, __LINE__);
 }

@@ -157,6 +157,8 @@ static dsa_status import_locked(struct dsa_client *client, int fd, uint64_t base
     if (!memory)
         return dsa__fail(err, DSA_E_NO_MEMORY, NULL, "no memory for a handle");
     map = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, (off_t)base_offset);
+    if (map == MAP_FAILED && access == DSA_ACCESS_READ && (errno == EACCES || errno == EPERM))
+        map = mmap(NULL, bytes, PROT_READ, MAP_SHARED, fd, (off_t)base_offset); /* not ours to write either */
     if (map == MAP_FAILED) {
         free(memory);
         return fail_system(err, "mmap");

@@ -12,9 +12,8 @@
  *   warpgroup 2       S^T and softmax                            (waits for K bytes, a free P tile)
  *   warpgroup 3       loader: indices, page table, row copies    (waits for a free quarter stage)
  *
- * Numbers. Q is scaled by one power of two per CTA into f16, exactly. The scales of the groups of K:
- *   powers of two: divided by the row's largest and folded into the f16 fragment, exactly; RoPE is divided by it too;
- *   others: the f32 sums are multiplied in place by scale[g - 1] / scale[g] between groups.
+ * Numbers. Q is scaled by one power of two per CTA into f16, exactly. K's group scales stay f32: the sums are multiplied in
+ * place by scale[g - 1] / scale[g] between groups of 128 values.
  * P = 2^(score - base) with base such that the largest is 2^7: f16 then reaches from 2^-31 to 2^8 of it. base moves only
  * when a tile overflows (a raise; the tile is then redone). V is multiplied by f16(scale / ref), one ref per group of values.
  * A tile whose scales or weights do not fit f16 that way is exact: P in f32, products by FFMA. It is slow and rare.
@@ -54,6 +53,7 @@ enum barrier_id {
 constexpr float LOG2_E = 1.4426950408889634f;
 constexpr float LN_2 = 0.6931471805599453f;
 constexpr float P_TOP_LOG2 = 7.f;            /* log2 of the largest P after a raise */
+constexpr float P_TOP_INVERSE = 1.f / 128.f; /* 2^-P_TOP_LOG2 */
 constexpr float SCALE_FLOOR = 0x1p-60f;      /* keeps scale ratios finite; a group this small adds nothing to a score */
 constexpr float V_RATIO_MAX = 128.f;         /* 448 * 128 < 65504 */
 constexpr float V_RATIO_MIN = 0x1p-14f;      /* normal f16 */
@@ -61,7 +61,6 @@ constexpr float V_SCALE_NOTHING = 0x1p-26f;  /* 448 times this is below 1e-5: ma
 constexpr float P_EXACT_SCALE = 64.f;        /* from this scale on, what f16 drops of P may be seen in the output */
 constexpr float P_EXACT_LOG2_LOW = -60.f;
 constexpr float P_EXACT_LOG2_HIGH = -14.f;
-constexpr float FOLD_RATIO_MIN = 0x1p-14f;   /* e4m3's smallest, 2^-9, times this is still an f16 */
 
 template <int LATENT_, int ROPE_, int HEADS_> struct Shape {
     static constexpr int LATENT = LATENT_;
@@ -77,8 +76,6 @@ template <int LATENT_, int ROPE_, int HEADS_> struct Shape {
 
     static constexpr int CHUNKS = LATENT / 64; /* of 64 values; RoPE is one more */
     static constexpr int CHUNK_BYTES = HEADS * 128;
-    /* After the issue of this chunk O^T of the tile before may start: late, so that it runs under this tile's softmax. */
-    static constexpr int GO_CHUNK = CHUNKS - 1;
     static constexpr int P_AT = attend_sm90_q_bytes(LATENT, ROPE, HEADS);
     static constexpr int P_BYTES = attend_sm90_p_bytes(HEADS);
     static constexpr int STAGES_AT = attend_sm90_stages_at(LATENT, ROPE, HEADS);
@@ -428,43 +425,10 @@ __device__ __forceinline__ void run_loader(const dsk_kv_view *kv, attend_sm90_co
 
 /* ---- scores ------------------------------------------------------------------------------------------ */
 
-/* Scales of this thread's two rows, and what folding needs of them. */
-template <class S> struct RowScales {
-    float scale[2][S::GROUPS];
-    float top[2];
-};
-
-template <class S> __device__ __forceinline__ void load_scales(RowScales<S> &rows, uint32_t row_at)
+/* V and K scale of a group in one of the thread's rows; never 0, so that ratios stay finite. */
+template <class S> __device__ __forceinline__ float load_scale(uint32_t row_at, int group)
 {
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-#pragma unroll
-        for (int g = 0; g < S::GROUPS; g++)
-            rows.scale[r][g] = load_shared_f32(row_at + 8 * r * S::PITCH + S::SCALES_AT + 4 * g);
-        rows.top[r] = rows.scale[r][0];
-#pragma unroll
-        for (int g = 1; g < S::GROUPS; g++)
-            rows.top[r] = fmaxf(rows.top[r], rows.scale[r][g]);
-    }
-}
-
-/* Powers of two (or zero) close enough to each other that f16 holds every product with an e4m3 exactly. */
-template <class S> __device__ __forceinline__ bool can_fold(const RowScales<S> &rows)
-{
-    bool ok = true;
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        uint32_t mantissas = 0;
-        bool is_close = true;
-#pragma unroll
-        for (int g = 0; g < S::GROUPS; g++) {
-            mantissas |= __float_as_uint(rows.scale[r][g]);
-            is_close &= rows.scale[r][g] >= rows.top[r] * FOLD_RATIO_MIN || rows.scale[r][g] == 0.f;
-        }
-        ok &= (mantissas & 0x807fffffu) == 0 && is_close
-              && (rows.top[r] == 0.f || (rows.top[r] > SCALE_FLOOR && rows.top[r] < 1.f / SCALE_FLOOR));
-    }
-    return ok;
+    return fmaxf(load_shared_f32(row_at + S::SCALES_AT + 4 * group), SCALE_FLOOR);
 }
 
 /* 16 bytes of each of the thread's rows: values of chunk c. */
@@ -492,25 +456,14 @@ __device__ __forceinline__ void convert_keys(const KeyBytes &bytes, uint32_t (&a
     e4m3x4_to_f16(bytes.high.w, a[3][1], a[3][3]);
 }
 
-__device__ __forceinline__ void scale_keys(uint32_t (&a)[4][4], uint32_t low, uint32_t high)
-{
-#pragma unroll
-    for (int k = 0; k < 4; k++) {
-        a[k][0] = mul_f16x2(a[k][0], low);
-        a[k][2] = mul_f16x2(a[k][2], low);
-        a[k][1] = mul_f16x2(a[k][1], high);
-        a[k][3] = mul_f16x2(a[k][3], high);
-    }
-}
-
 template <class S>
-__device__ __forceinline__ void issue_chunk(float (&scores)[S::HEADS / 2], const uint32_t (&a)[4][4], uint32_t query_desc,
-                                            int chunk)
+__device__ __forceinline__ void issue_chunk(float (&scores)[S::HEADS / 2], const uint32_t (&a)[4][4], uint32_t chunk_desc,
+                                            int is_sum)
 {
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < 4; k++)
-        wgmma_f16(scores, a[k], query_desc + chunk * (S::CHUNK_BYTES >> 4) + 2 * k, chunk > 0 || k > 0);
+        wgmma_f16(scores, a[k], chunk_desc + 2 * k, k > 0 ? 1 : is_sum);
     wgmma_commit();
 }
 
@@ -549,47 +502,6 @@ __device__ __forceinline__ void release_output(attend_sm90_control *ctl, int lan
         mbar_arrive(&ctl->go);
 }
 
-/* Raw scores of a tile whose scales fold: one run of instructions, no wait between groups. The scores come out divided by
- * the row's top scale. `bytes` holds chunk 0. */
-template <class S>
-__device__ __forceinline__ void score_folded(float (&scores)[S::HEADS / 2], const RowScales<S> &rows, KeyBytes &bytes,
-                                             attend_sm90_control *ctl, uint32_t row_at, uint32_t query_desc, const Lane &me,
-                                             bool is_go)
-{
-    uint32_t a[2][4][4];
-    /* 1 / top of a power of two, by its exponent; 2^127 for a zero row, whose values are all zero. */
-    const float inverse0 = __uint_as_float((254u << 23) - __float_as_uint(rows.top[0]));
-    const float inverse1 = __uint_as_float((254u << 23) - __float_as_uint(rows.top[1]));
-
-#pragma unroll
-    for (int c = 0; c < S::CHUNKS; c++) {
-        const float low = rows.scale[0][c >> 1] * inverse0, high = rows.scale[1][c >> 1] * inverse1;
-        convert_keys(bytes, a[c & 1]);
-        if (c + 1 < S::CHUNKS)
-            load_keys<S>(bytes, row_at, me.q, c + 1);
-        scale_keys(a[c & 1], pack_f16(low, low), pack_f16(high, high));
-        issue_chunk<S>(scores, a[c & 1], query_desc, c);
-        if (c == S::GO_CHUNK && is_go)
-            release_output(ctl, me.lane);
-        wgmma_wait<1>();
-    }
-    if (S::ROPE > 0) {
-        const uint32_t low = pack_bf16(inverse0, inverse0), high = pack_bf16(inverse1, inverse1);
-        uint32_t(&rope)[4][4] = a[S::CHUNKS & 1];
-        load_rope<S>(rope, row_at, me.q);
-#pragma unroll
-        for (int k = 0; k < 4; k++) {
-            rope[k][0] = mul_bf16x2(rope[k][0], low);
-            rope[k][2] = mul_bf16x2(rope[k][2], low);
-            rope[k][1] = mul_bf16x2(rope[k][1], high);
-            rope[k][3] = mul_bf16x2(rope[k][3], high);
-        }
-        issue_rope<S>(scores, rope, query_desc);
-    }
-    wgmma_wait<0>();
-    wgmma_landed(scores);
-}
-
 template <int N> __device__ __forceinline__ void multiply_rows(float (&scores)[N], float low, float high)
 {
 #pragma unroll
@@ -601,51 +513,52 @@ template <int N> __device__ __forceinline__ void multiply_rows(float (&scores)[N
     }
 }
 
-/* Raw scores of any tile: the sums pass from the unit of one group's scale to the next, in f32. */
+/* Issues the raw scores of a tile; the last instructions are still under way on return. Between groups the f32 sums pass
+ * from the unit of one group's scale to the next. `bytes` holds chunk 0. (Unrolled: with a
+ * rolled loop ptxas waits between the instructions, 115 us for 78.) */
 template <class S>
-__device__ __forceinline__ void score_general(float (&scores)[S::HEADS / 2], const RowScales<S> &rows, KeyBytes &bytes,
-                                              attend_sm90_control *ctl, uint32_t row_at, uint32_t query_desc,
-                                              const Lane &me, bool is_go)
+__device__ __forceinline__ void issue_scores(float (&scores)[S::HEADS / 2], KeyBytes &bytes, attend_sm90_control *ctl,
+                                             uint32_t row_at, uint32_t query_desc, const Lane &me, bool is_go)
 {
-    uint32_t a[2][4][4];
+    uint32_t even[4][4], odd[4][4];
+    uint32_t chunk_desc = query_desc;
+    float low = load_scale<S>(row_at, 0), high = load_scale<S>(row_at + 8 * S::PITCH, 0);
 
 #pragma unroll
-    for (int c = 0; c < S::CHUNKS; c++) {
-        const int group = c >> 1;
-        convert_keys(bytes, a[c & 1]);
-        if (c + 1 < S::CHUNKS)
-            load_keys<S>(bytes, row_at, me.q, c + 1);
-        if (c > 0 && (c & 1) == 0) {
-            const float low = __fdividef(fmaxf(rows.scale[0][group - 1], SCALE_FLOOR), fmaxf(rows.scale[0][group], SCALE_FLOOR));
-            const float high = __fdividef(fmaxf(rows.scale[1][group - 1], SCALE_FLOOR), fmaxf(rows.scale[1][group], SCALE_FLOOR));
+    for (int group = 0; group < S::GROUPS; group++, chunk_desc += 2 * (S::CHUNK_BYTES >> 4)) {
+        convert_keys(bytes, even);
+        load_keys<S>(bytes, row_at, me.q, 2 * group + 1);
+        if (group > 0) {
+            const float next_low = load_scale<S>(row_at, group), next_high = load_scale<S>(row_at + 8 * S::PITCH, group);
+            const float ratio_low = __fdividef(low, next_low), ratio_high = __fdividef(high, next_high);
+            low = next_low;
+            high = next_high;
             wgmma_wait<0>();
             wgmma_landed(scores);
-            multiply_rows(scores, low, high);
+            multiply_rows(scores, ratio_low, ratio_high);
         }
-        issue_chunk<S>(scores, a[c & 1], query_desc, c);
-        if (c == S::GO_CHUNK && is_go)
+        issue_chunk<S>(scores, even, chunk_desc, group > 0);
+        convert_keys(bytes, odd);
+        if (group + 1 < S::GROUPS)
+            load_keys<S>(bytes, row_at, me.q, 2 * group + 2);
+        else if (is_go)
             release_output(ctl, me.lane);
-        if (c & 1) /* the next chunk's fragments take the place of the last but one's */
-            wgmma_wait<1>();
+        issue_chunk<S>(scores, odd, chunk_desc + (S::CHUNK_BYTES >> 4), 1);
+        wgmma_wait<1>(); /* even is free again */
     }
-    uint32_t(&rope)[4][4] = a[S::CHUNKS & 1];
-    if (S::ROPE > 0)
-        load_rope<S>(rope, row_at, me.q);
-    wgmma_wait<0>();
-    wgmma_landed(scores);
-    multiply_rows(scores, fmaxf(rows.scale[0][S::GROUPS - 1], SCALE_FLOOR), fmaxf(rows.scale[1][S::GROUPS - 1], SCALE_FLOOR));
-    if (S::ROPE > 0) {
-        issue_rope<S>(scores, rope, query_desc);
+    if constexpr (S::ROPE > 0) {
+        load_rope<S>(even, row_at, me.q);
         wgmma_wait<0>();
         wgmma_landed(scores);
+        multiply_rows(scores, low, high);
+        issue_rope<S>(scores, even, query_desc);
     }
 }
 
 /* ---- softmax ----------------------------------------------------------------------------------------- */
 
-/* Running state of the score warpgroup. Lists go over the thread's heads. */
+/* Running state of the score warpgroup; the bases of the heads are in shared memory, for want of registers. */
 template <class S> struct Softmax {
-    float minus_base[S::THREAD_HEADS];
     float sum[S::THREAD_HEADS]; /* over this thread's tokens only */
     float inverse_ref;          /* of group q */
     bool is_first;              /* no valid entry so far */
@@ -705,7 +618,7 @@ __device__ __forceinline__ bool is_too_small(float scale, float inverse_ref)
  * scores. Returns whether the tile must be exact. `scale` are the V scales of the thread's two rows in group q. */
 template <class S>
 __device__ __forceinline__ bool settle_tile(float (&scores)[S::HEADS / 2], Softmax<S> &state, attend_sm90_control *ctl,
-                                         const Lane me, float scale0, float scale1, float top, bool is_valid, int buffer,
+                                         const Lane me, float scale0, float scale1, bool is_valid, int buffer,
                                          bool *is_rescaled_p)
 {
     const int i_thread = (int)threadIdx.x % WARPGROUP;
@@ -724,6 +637,7 @@ __device__ __forceinline__ bool settle_tile(float (&scores)[S::HEADS / 2], Softm
     if (me.g == 0)
         ctl->group_part[me.warp][me.q] = largest;
     const bool is_any = bar_any(BARRIER_SCORE, WARPGROUP, is_valid);
+    const bool is_wide = bar_any(BARRIER_SCORE, WARPGROUP, largest > P_EXACT_SCALE);
 
     /* 2. ref: the largest scale is 8 to 16 times it after a raise, which leaves a factor of 8 before the next */
     for (int w = 0; w < 4; w++)
@@ -754,7 +668,6 @@ __device__ __forceinline__ bool settle_tile(float (&scores)[S::HEADS / 2], Softm
 #pragma unroll
     for (int i = 0; i < S::THREAD_HEADS; i++) {
         const float delta = ctl->head_delta[head_of(i, me.q)];
-        state.minus_base[i] -= delta;
         state.sum[i] *= ctl->rescale[buffer][head_of(i, me.q)];
         scores[4 * (i >> 1) + (i & 1)] -= delta;
         scores[4 * (i >> 1) + (i & 1) + 2] -= delta;
@@ -764,7 +677,7 @@ __device__ __forceinline__ bool settle_tile(float (&scores)[S::HEADS / 2], Softm
 
     /* 4. does f16 hold what is left? */
     bool is_exact = is_too_small(scale0, state.inverse_ref) || is_too_small(scale1, state.inverse_ref);
-    if (top > P_EXACT_SCALE)
+    if (is_wide)
 #pragma unroll
         for (int i = 0; i < S::HEADS / 2; i++)
             is_exact |= scores[i] > P_EXACT_LOG2_LOW && scores[i] < P_EXACT_LOG2_HIGH;
@@ -783,7 +696,8 @@ __device__ __forceinline__ void finish_sums(Softmax<S> &state, attend_sm90_contr
     bar_sync(BARRIER_SCORE, WARPGROUP);
     if (head < S::HEADS) {
         const float sum = ctl->head_part[0][head] + ctl->head_part[1][head] + ctl->head_part[2][head] + ctl->head_part[3][head];
-        const float lse2 = sum == 0.f ? -INFINITY : ctl->head_base[head] + log2f(sum);
+        /* Back from P's units first: near lse = 0 the roundings of base and of log2(sum) would show. */
+        const float lse2 = sum == 0.f ? -INFINITY : ctl->head_base[head] + P_TOP_LOG2 + log2f(sum * P_TOP_INVERSE);
         float factor = sum == 0.f ? 0.f : 1.f / sum;
 
         if (head < work.n_heads) {
@@ -802,6 +716,20 @@ __device__ __forceinline__ void finish_sums(Softmax<S> &state, attend_sm90_contr
     bar_sync(BARRIER_SUMS, 3 * WARPGROUP);
 }
 
+/* f16(scale / ref) of the thread's two rows, and no flags, for the output warps. */
+template <class S>
+__device__ __forceinline__ void publish_scales(attend_sm90_control *ctl, const Softmax<S> &state, const Lane &me, int buffer,
+                                               int my_row, float scale0, float scale1)
+{
+    if (me.q < S::GROUPS) {
+        const uint32_t ratios = pack_f16(scale0 * state.inverse_ref, scale1 * state.inverse_ref);
+        ctl->v_scale[buffer][me.q][my_row] = (uint16_t)ratios;
+        ctl->v_scale[buffer][me.q][my_row + 8] = (uint16_t)(ratios >> 16);
+    }
+    if (threadIdx.x % WARPGROUP == 0)
+        ctl->p_flags[buffer] = 0;
+}
+
 template <class S>
 __device__ __forceinline__ void run_scores(const dsk_attend_block *block, attend_sm90_control *ctl, uint32_t shared_at,
                                            const Work &work, float score_unit)
@@ -810,6 +738,7 @@ __device__ __forceinline__ void run_scores(const dsk_attend_block *block, attend
     const int my_row = 16 * me.warp + me.g;
     const int v_group = me.q % S::GROUPS;
     const uint32_t query_desc = wgmma_desc(shared_at);
+    const uint32_t bases_at = shared_address(&ctl->head_base[2 * me.q]);
     const uint32_t rows_at = shared_at + S::STAGES_AT + my_row * S::PITCH;
     float scores[S::HEADS / 2];
     KeyBytes bytes;
@@ -817,10 +746,8 @@ __device__ __forceinline__ void run_scores(const dsk_attend_block *block, attend
     bool was_exact = false;
 
 #pragma unroll
-    for (int i = 0; i < S::THREAD_HEADS; i++) {
-        state.minus_base[i] = 0.f;
+    for (int i = 0; i < S::THREAD_HEADS; i++)
         state.sum[i] = 0.f;
-    }
     state.inverse_ref = 1.f;
     state.is_first = true;
     mbar_wait(&ctl->full[0], 0);
@@ -830,28 +757,40 @@ __device__ __forceinline__ void run_scores(const dsk_attend_block *block, attend
         const int stage = tile % S::STAGES, buffer = tile & 1;
         const uint32_t row_at = rows_at + stage * S::STAGE_BYTES;
         const uint32_t p_at = shared_at + S::P_AT + buffer * S::P_BYTES;
-        RowScales<S> rows;
+        bool is_rescaled = false, is_exact = false;
+
+        /* 1. raw scores; what the next steps need is fetched while the last of them are computed */
+        issue_scores<S>(scores, bytes, ctl, row_at, query_desc, me, tile > 0);
+        float2 base[S::N_BLOCKS];
+#pragma unroll
+        for (int n = 0; n < S::N_BLOCKS; n++)
+            base[n] = load_shared_f32x2(bases_at + 32 * n);
+        const float scale0 = load_shared_f32(row_at + S::SCALES_AT + 4 * v_group);
+        const float scale1 = load_shared_f32(row_at + 8 * S::PITCH + S::SCALES_AT + 4 * v_group);
+        const uint32_t valid = ctl->valid[stage][me.warp];
+        mbar_wait(&ctl->p_empty[buffer], ((tile >> 1) & 1) ^ 1);
+        if (was_exact) /* the tile before lies in both buffers */
+            mbar_wait(&ctl->p_empty[buffer ^ 1], ((tile - 1) >> 1) & 1);
+        publish_scales<S>(ctl, state, me, buffer, my_row, scale0, scale1);
+        bool is_unfit = state.is_first || fmaxf(scale0, scale1) * state.inverse_ref > V_RATIO_MAX
+                        || fmaxf(scale0, scale1) > P_EXACT_SCALE || is_too_small(scale0, state.inverse_ref)
+                        || is_too_small(scale1, state.inverse_ref);
         float unit0 = score_unit, unit1 = score_unit;
-
-        /* 1. raw scores */
-        load_scales<S>(rows, row_at);
-        if (bar_any(BARRIER_SCORE, WARPGROUP, !can_fold<S>(rows))) {
-            score_general<S>(scores, rows, bytes, ctl, row_at, query_desc, me, tile > 0);
-        } else {
-            score_folded<S>(scores, rows, bytes, ctl, row_at, query_desc, me, tile > 0);
-            unit0 *= rows.top[0];
-            unit1 *= rows.top[1];
+        if (S::ROPE == 0) { /* the sums are still in the unit of the last group */
+            unit0 *= load_scale<S>(row_at, S::GROUPS - 1);
+            unit1 *= load_scale<S>(row_at + 8 * S::PITCH, S::GROUPS - 1);
         }
+        wgmma_wait<0>();
+        wgmma_landed(scores);
 
-        /* 2. in log2 units below base; nothing where there is no entry */
+        /* 2. in log2 units above base; nothing where there is no entry */
 #pragma unroll
         for (int n = 0; n < S::N_BLOCKS; n++) {
-            scores[4 * n] = fmaf(scores[4 * n], unit0, state.minus_base[2 * n]);
-            scores[4 * n + 1] = fmaf(scores[4 * n + 1], unit0, state.minus_base[2 * n + 1]);
-            scores[4 * n + 2] = fmaf(scores[4 * n + 2], unit1, state.minus_base[2 * n]);
-            scores[4 * n + 3] = fmaf(scores[4 * n + 3], unit1, state.minus_base[2 * n + 1]);
+            scores[4 * n] = fmaf(scores[4 * n], unit0, -base[n].x);
+            scores[4 * n + 1] = fmaf(scores[4 * n + 1], unit0, -base[n].y);
+            scores[4 * n + 2] = fmaf(scores[4 * n + 2], unit1, -base[n].x);
+            scores[4 * n + 3] = fmaf(scores[4 * n + 3], unit1, -base[n].y);
         }
-        const uint32_t valid = ctl->valid[stage][me.warp];
         const bool is_valid0 = (valid >> me.g) & 1, is_valid1 = (valid >> (me.g + 8)) & 1;
         if (valid != 0xffffu)
 #pragma unroll
@@ -860,19 +799,12 @@ __device__ __forceinline__ void run_scores(const dsk_attend_block *block, attend
 
         /* 3. weights, as if nothing had to move; then the vote on whether that held */
         float tile_sum[S::THREAD_HEADS];
-        const float scale0 = load_shared_f32(row_at + S::SCALES_AT + 4 * v_group);
-        const float scale1 = load_shared_f32(row_at + 8 * S::PITCH + S::SCALES_AT + 4 * v_group);
-        const float top = fmaxf(rows.top[0], rows.top[1]);
-        bool is_rescaled = false, is_exact = false;
-
-        mbar_wait(&ctl->p_empty[buffer], ((tile >> 1) & 1) ^ 1);
-        if (was_exact) /* the tile before lies in both buffers */
-            mbar_wait(&ctl->p_empty[buffer ^ 1], ((tile - 1) >> 1) & 1);
-        bool is_unfit = store_weights<S>(scores, tile_sum, p_at, me);
-        is_unfit |= state.is_first || fmaxf(scale0, scale1) * state.inverse_ref > V_RATIO_MAX || top > P_EXACT_SCALE
-                    || is_too_small(scale0, state.inverse_ref) || is_too_small(scale1, state.inverse_ref);
+        is_unfit |= store_weights<S>(scores, tile_sum, p_at, me);
         if (bar_any(BARRIER_SCORE, WARPGROUP, is_unfit)) {
-            is_exact = settle_tile<S>(scores, state, ctl, me, scale0, scale1, top, is_valid0 || is_valid1, buffer, &is_rescaled);
+            is_exact = settle_tile<S>(scores, state, ctl, me, scale0, scale1, is_valid0 || is_valid1, buffer, &is_rescaled);
+            publish_scales<S>(ctl, state, me, buffer, my_row, scale0, scale1);
+            if (threadIdx.x % WARPGROUP == 0)
+                ctl->p_flags[buffer] = (is_rescaled ? ATTEND_SM90_P_RESCALE : 0u) | (is_exact ? ATTEND_SM90_P_EXACT : 0u);
             if (is_exact) {
                 if (tile > 0)
                     mbar_wait(&ctl->p_empty[buffer ^ 1], ((tile - 1) >> 1) & 1);
@@ -881,13 +813,6 @@ __device__ __forceinline__ void run_scores(const dsk_attend_block *block, attend
                 store_weights<S>(scores, tile_sum, p_at, me);
             }
         }
-        if (me.q < S::GROUPS) {
-            const uint32_t ratios = pack_f16(scale0 * state.inverse_ref, scale1 * state.inverse_ref);
-            ctl->v_scale[buffer][me.q][my_row] = (uint16_t)ratios;
-            ctl->v_scale[buffer][me.q][my_row + 8] = (uint16_t)(ratios >> 16);
-        }
-        if (threadIdx.x % WARPGROUP == 0)
-            ctl->p_flags[buffer] = (is_rescaled ? ATTEND_SM90_P_RESCALE : 0u) | (is_exact ? ATTEND_SM90_P_EXACT : 0u);
         fence_async_proxy();
         __syncwarp();
         if (me.lane == 0)
@@ -1022,43 +947,49 @@ __device__ __forceinline__ void multiply_tile_exact(Output<S> &o, uint32_t rows_
     }
 }
 
-/* Four values in a row, at the element type's width. */
-__device__ __forceinline__ void store_f16x4(uint64_t at, const float (&v)[4])
+/* Where a CTA's results go. In registers: the stores below might change the argument block for all the compiler knows. */
+struct Destination {
+    uint64_t at; /* of the CTA's first head */
+    int64_t head_bytes;
+    int dtype; /* DSK_DTYPE_*; 0: f16 in units of ref */
+};
+
+template <class S> __device__ __forceinline__ Destination destination(const dsk_attend_block *block, const Work &work)
 {
-    *(uint2 *)at = make_uint2(pack_f16(v[0], v[1]), pack_f16(v[2], v[3]));
+    if (work.is_split)
+        return {block->part_out + 2 * (((uint64_t)work.i_part * block->h_q + work.head0) * S::LATENT), 2 * S::LATENT, 0};
+    return {work.row->out + (uint64_t)(work.head0 * work.row->out_head_bytes), work.row->out_head_bytes, block->out_dtype};
 }
 
-__device__ __forceinline__ void store_out4(uint64_t row_at, int out_dtype, int d, const float (&v)[4])
+/* Four values in a row, at the element type's width. */
+__device__ __forceinline__ void store_values(uint64_t head_at, int dtype, int d, const float (&v)[4])
 {
-    if (out_dtype == DSK_DTYPE_F32)
-        *(float4 *)(row_at + 4 * d) = make_float4(v[0], v[1], v[2], v[3]);
+    if (dtype == DSK_DTYPE_F32)
+        *(float4 *)(head_at + 4 * d) = make_float4(v[0], v[1], v[2], v[3]);
+    else if (dtype == DSK_DTYPE_BF16)
+        *(uint2 *)(head_at + 2 * d) = make_uint2(pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]));
     else
-        *(uint2 *)(row_at + 2 * d) = make_uint2(pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]));
+        *(uint2 *)(head_at + 2 * d) = make_uint2(pack_f16(v[0], v[1]), pack_f16(v[2], v[3]));
 }
 
 template <class S>
-__device__ __forceinline__ void store_output(const Output<S> &o, const attend_sm90_control *ctl, const dsk_attend_block *block,
-                                             const Work &work, int d0, int group, int q)
+__device__ __forceinline__ void store_output(const Output<S> &o, const attend_sm90_control *ctl, const Destination &to,
+                                             int n_heads, int d0, int group, int q)
 {
-    const float ref = ctl->ref[group];
+    const float ref = to.dtype == 0 ? 1.f : ctl->ref[group];
 #pragma unroll
     for (int i = 0; i < S::THREAD_HEADS; i++) {
         const int head = head_of(i, q), at = 4 * (i >> 1) + (i & 1);
-        const float inverse = ctl->inv_sum[head];
-        if (head >= work.n_heads)
+        const float inverse = ctl->inv_sum[head], factor = inverse * ref;
+        if (head >= n_heads)
             continue;
 #pragma unroll
         for (int half = 0; half < S::M_TILES / 2; half++) {
-            const int d = d0 + 32 * half;
-            const float factor = work.is_split ? inverse : inverse * ref;
             float v[4] = {o[2 * half][at] * factor, o[2 * half][at + 2] * factor, o[2 * half + 1][at] * factor,
                           o[2 * half + 1][at + 2] * factor};
             if (inverse == 0.f) /* +0, whatever the sign of what was summed */
                 v[0] = v[1] = v[2] = v[3] = 0.f;
-            if (work.is_split)
-                store_f16x4(block->part_out + 2 * (((uint64_t)work.i_part * block->h_q + work.head0 + head) * S::LATENT + d), v);
-            else
-                store_out4(work.row->out + (uint64_t)((work.head0 + head) * work.row->out_head_bytes), block->out_dtype, d, v);
+            store_values(to.at + (uint64_t)(head * to.head_bytes), to.dtype, d0 + 32 * half, v);
         }
     }
 }
@@ -1106,8 +1037,9 @@ __device__ __forceinline__ void run_output(const dsk_attend_block *block, attend
         if (me.lane == 0)
             mbar_arrive(&ctl->p_empty[buffer]);
     }
+    const Destination to = destination<S>(block, work);
     bar_sync(BARRIER_SUMS, 3 * WARPGROUP);
-    store_output<S>(o, ctl, block, work, d0, group, me.q);
+    store_output<S>(o, ctl, to, work.n_heads, d0, group, me.q);
 }
 
 /* ---- the CTA ----------------------------------------------------------------------------------------- */
@@ -1147,9 +1079,9 @@ template <class S> __device__ __forceinline__ void write_empty(const dsk_attend_
     }
     if (head < work.n_heads && work.row->lse != 0)
         ((float *)work.row->lse)[work.head0 + head] = -INFINITY;
+    const Destination to = destination<S>(block, work);
     for (int i = (int)threadIdx.x; i < work.n_heads * (S::LATENT / 4); i += ATTEND_SM90_THREADS)
-        store_out4(work.row->out + (uint64_t)((work.head0 + i / (S::LATENT / 4)) * work.row->out_head_bytes), block->out_dtype,
-                   i % (S::LATENT / 4) * 4, zero);
+        store_values(to.at + (uint64_t)(i / (S::LATENT / 4) * to.head_bytes), to.dtype, i % (S::LATENT / 4) * 4, zero);
 }
 
 /* One thread. Splits leave their count and their units for the merge. */

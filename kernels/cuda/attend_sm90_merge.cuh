@@ -128,6 +128,7 @@ template <int D_V, int WARPS> __device__ __forceinline__ void merge(const dsk_at
     /* 3. out; four values a thread, or the lane's own */
     const float factor = merge_factor(row, merged, head);
     const uint64_t out = row->out + (uint64_t)(head * row->out_head_bytes);
+    const int out_dtype = block->out_dtype;
     const int n_quads = WARPS > 1 ? D_V / 4 : N / 4;
     for (int i = WARPS > 1 ? (int)threadIdx.x : 0; i < n_quads; i += WARPS > 1 ? ATTEND_SM90_MERGE_THREADS : 1) {
         float v[4] = {0.f, 0.f, 0.f, 0.f};
@@ -143,7 +144,7 @@ template <int D_V, int WARPS> __device__ __forceinline__ void merge(const dsk_at
                 v[k] *= factor;
             }
         }
-        store_out4(out, block->out_dtype, (WARPS > 1 ? 0 : lane * N) + 4 * i, v);
+        store_values(out, out_dtype, (WARPS > 1 ? 0 : lane * N) + 4 * i, v);
     }
 
     /* 4. lse and the count of bad entries */

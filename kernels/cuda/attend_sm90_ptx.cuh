@@ -113,6 +113,13 @@ __device__ __forceinline__ float load_shared_f32(uint32_t at)
     return __uint_as_float(load_shared_4(at));
 }
 
+__device__ __forceinline__ float2 load_shared_f32x2(uint32_t at)
+{
+    float2 v;
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(at));
+    return v;
+}
+
 __device__ __forceinline__ void store_shared_4(uint32_t at, uint32_t v)
 {
     asm volatile("st.shared.u32 [%0], %1;" ::"r"(at), "r"(v) : "memory");

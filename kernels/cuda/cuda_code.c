@@ -45,6 +45,7 @@ static const struct gpu_image IMAGES[] = {
 static const struct gpu_kernel KERNELS[] = {
     [GPU_FN_APPEND] = {"gpu_append", IMAGE_ROWS, false},
     [GPU_FN_APPEND_FEW] = {"gpu_append_few", IMAGE_ROWS, false},
+    [GPU_FN_APPEND_RUNS] = {"gpu_append_runs", IMAGE_ROWS, false},
     [GPU_FN_APPEND_CHECK] = {"gpu_append_check", IMAGE_ROWS, false},
     [GPU_FN_READ] = {"gpu_read", IMAGE_ROWS, false},
     [GPU_FN_CLEAN] = {"gpu_clean", IMAGE_ROWS, false},
@@ -242,6 +243,7 @@ static const struct gpu_code CODE = {.images = IMAGES,
                                      .kernels = KERNELS,
                                      .n_images = N_IMAGES,
                                      .n_kernels = N_KERNELS,
+                                     .dependent_arch = 9, /* rows and lists are there as code for sm_90 */
                                      .plan_attend = plan_attend};
 
 #else

@@ -9,6 +9,7 @@ static constexpr int MAP_BLOCK = 512, MERGE_BLOCK = 128;
 
 extern "C" __global__ void __launch_bounds__(MAP_BLOCK) gpu_map(const gpu_map_args args)
 {
+    wait_for_stream();
     const int64_t i_row = blockIdx.x;
     const int32_t *logical = (const int32_t *)(args.logical + (uint64_t)(i_row * args.logical_row_bytes));
     const int32_t *table = (const int32_t *)(args.tables + (uint64_t)(i_row * args.table_row_bytes));
@@ -55,6 +56,7 @@ DEV void store_value(uint64_t at, int32_t dtype, int64_t i, float x)
 
 extern "C" __global__ void __launch_bounds__(MERGE_BLOCK) gpu_merge(const gpu_merge_args args)
 {
+    wait_for_stream();
     const int64_t column = (int64_t)blockIdx.x * gridDim.y + blockIdx.y;
     const float *lse_parts = (const float *)args.lse_parts + column;
     const int64_t d_v = args.d_v;

@@ -82,4 +82,13 @@ DEV void unpack_e4m3(uint32_t word, float v[4])
 #endif
 }
 
+// First thing in a kernel that is launched as dependent: it may have started while the one before it still drains. The
+// next one may then do the same.
+DEV void wait_for_stream()
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;\ngriddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 #endif // KERNELS_CUDA_NUMBER_CUH

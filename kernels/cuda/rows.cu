@@ -190,16 +190,16 @@ DEV uint32_t append_row(const gpu_append_args &args, int64_t i, int64_t slot, bo
     return append_scaled<L>(x, dst, args.rule, is_write, is_aligned, lane);
 }
 
+DEV int64_t row_of_warp()
+{
+    return (int64_t)blockIdx.x * WARPS + threadIdx.x / WARP;
+}
+
 // The host has checked the slots; they are bounded again because they came through memory.
-DEV void append(const gpu_append_args &args, const int32_t *slots)
+DEV void append(const gpu_append_args &args, int64_t i, int32_t slot)
 {
     const int lane = threadIdx.x % WARP;
-    const int64_t i = (int64_t)blockIdx.x * WARPS + threadIdx.x / WARP;
     uint32_t n_odd = 0;
-
-    if (i >= args.n_rows)
-        return;
-    const int32_t slot = slots[i];
     const bool is_write = slot >= 0 && slot < args.kv.n_slots;
     if (is_write || slot == GPU_SLOT_SUPERSEDED)
         FOR_LAYOUT(args.kv.layout, n_odd = append_row<L>(args, i, is_write ? slot : 0, is_write, lane))
@@ -212,20 +212,47 @@ DEV void append(const gpu_append_args &args, const int32_t *slots)
 
 extern "C" __global__ void __launch_bounds__(WARPS *WARP) gpu_append(const gpu_append_args args)
 {
-    append(args, (const int32_t *)args.slots);
+    const int64_t i = row_of_warp();
+
+    wait_for_stream();
+    if (i < args.n_rows)
+        append(args, i, ((const int32_t *)args.slots)[i]);
 }
 
 extern "C" __global__ void __launch_bounds__(WARPS *WARP) gpu_append_few(const __grid_constant__ gpu_append_few few)
 {
-    append(few.args, few.slots);
+    const int64_t i = row_of_warp();
+
+    wait_for_stream();
+    if (i < few.args.n_rows)
+        append(few.args, i, few.slots[i]);
+}
+
+extern "C" __global__ void __launch_bounds__(WARPS *WARP) gpu_append_runs(const __grid_constant__ gpu_append_runs runs)
+{
+    const int64_t i = row_of_warp();
+    int low = 0, high = runs.n_runs - 1; // the last run that starts at or before i
+
+    while (low < high) {
+        const int mid = (low + high + 1) / 2;
+
+        if (runs.rows[mid] <= i)
+            low = mid;
+        else
+            high = mid - 1;
+    }
+    wait_for_stream();
+    if (i < runs.args.n_rows)
+        append(runs.args, i, (int32_t)(runs.slots[low] + (i - runs.rows[low])));
 }
 
 extern "C" __global__ void __launch_bounds__(WARPS *WARP) gpu_append_check(const gpu_append_args args)
 {
     const int lane = threadIdx.x % WARP;
-    const int64_t i = (int64_t)blockIdx.x * WARPS + threadIdx.x / WARP;
+    const int64_t i = row_of_warp();
     uint32_t n_odd = 0;
 
+    wait_for_stream();
     if (i >= args.n_rows || ((const int32_t *)args.slots)[i] < 0)
         return;
     FOR_LAYOUT(args.kv.layout, n_odd = append_row<L>(args, i, 0, false, lane))
@@ -278,40 +305,56 @@ DEV uint4 load_row16(const uint8_t *p) // rows start at a multiple of 8
     return make_uint4(lo.x, lo.y, hi.x, hi.y);
 }
 
+// What a lane holds of a row between its loads and its stores.
 template <class L>
-DEV void read_row(const dsk_kv_view &kv, int64_t slot, uint16_t *out, bool is_aligned, int lane)
+struct held {
+    static constexpr int n_values = L::enc == RAW ? L::d_qk : L::latent; // in e4m3
+    static constexpr int n_steps = L::enc == BF16 ? 0 : (n_values + 8 * WARP - 1) / (8 * WARP);
+    static constexpr int n_plain = L::enc == BF16 ? (L::d_qk + 8 * WARP - 1) / (8 * WARP) : L::enc == SCALED && L::rope > 0;
+    static constexpr int plain_at = L::enc == BF16 ? 0 : L::latent; // first value that is bf16 already
+    uint2 bytes[n_steps + 1];
+    float scale[n_steps + 1];
+    uint4 plain[n_plain + 1];
+};
+
+template <class L>
+DEV void load_held(held<L> &h, const dsk_kv_view &kv, int64_t slot, int lane)
 {
     const uint8_t *row = row_of(kv, L::row_bytes, slot);
 
-    if (L::enc == BF16) {
-        for (int at = 8 * lane; at < L::d_qk; at += 8 * WARP)
-            store_bf16x8(out + at, load_row16(row + 2 * at), is_aligned);
-        return;
-    }
-    constexpr int n_values = L::enc == RAW ? L::d_qk : L::latent;
-    constexpr int n_steps = (n_values + 8 * WARP - 1) / (8 * WARP);
-    uint2 bytes[n_steps];
-    float scale[n_steps];
-    uint4 rope = make_uint4(0, 0, 0, 0);
-
 #pragma unroll
-    for (int i = 0; i < n_steps; i++) {
+    for (int i = 0; i < h.n_steps; i++) {
         const int at = 8 * (WARP * i + lane);
 
-        bytes[i] = at < n_values ? *(const uint2 *)(row + at) : make_uint2(0, 0);
-        scale[i] = L::enc == RAW ? kv.raw_scale : *(const float *)(row + L::scale_at + 4 * (at / DSK_GROUP_VALUES));
+        h.bytes[i] = at < h.n_values ? *(const uint2 *)(row + at) : make_uint2(0, 0);
+        h.scale[i] = L::enc == RAW ? kv.raw_scale : *(const float *)(row + L::scale_at + 4 * (at / DSK_GROUP_VALUES));
     }
-    if (L::enc == SCALED && 8 * lane < L::rope)
-        rope = load_row16(row + L::rope_at + 16 * lane);
 #pragma unroll
-    for (int i = 0; i < n_steps; i++) {
+    for (int i = 0; i < h.n_plain; i++) {
         const int at = 8 * (WARP * i + lane);
 
-        if (at < n_values)
-            store_bf16x8(out + at, dequant8(bytes[i], scale[i]), is_aligned);
+        if (h.plain_at + at < L::d_qk)
+            h.plain[i] = load_row16(row + (L::enc == BF16 ? 0 : L::rope_at) + 2 * at);
     }
-    if (L::enc == SCALED && 8 * lane < L::rope)
-        store_bf16x8(out + L::latent + 8 * lane, rope, is_aligned);
+}
+
+template <class L>
+DEV void store_held(const held<L> &h, uint16_t *out, bool is_aligned, int lane)
+{
+#pragma unroll
+    for (int i = 0; i < h.n_steps; i++) {
+        const int at = 8 * (WARP * i + lane);
+
+        if (at < h.n_values)
+            store_bf16x8(out + at, dequant8(h.bytes[i], h.scale[i]), is_aligned);
+    }
+#pragma unroll
+    for (int i = 0; i < h.n_plain; i++) {
+        const int at = h.plain_at + 8 * (WARP * i + lane);
+
+        if (at < L::d_qk)
+            store_bf16x8(out + at, h.plain[i], is_aligned);
+    }
 }
 
 // Slot of output row i, or -1. An entry of a gather is rewritten on the way: its place in new_indices may be the very
@@ -338,25 +381,43 @@ DEV int64_t source_slot(const gpu_read_args &args, int64_t i, int lane)
     return __shfl_sync(ALL, slot, 0);
 }
 
+// Rows i and i + WARPS * gridDim.x in flight together.
+template <class L>
+DEV void read_rows(const gpu_read_args &args, const int64_t slot[2], int64_t i, int64_t step, int lane)
+{
+    const bool is_aligned = (args.out & 15u) == 0;
+    held<L> h[2];
+
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        if (slot[r] >= 0)
+            load_held(h[r], args.kv, slot[r], lane);
+    }
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        if (slot[r] >= 0)
+            store_held(h[r], (uint16_t *)args.out + (i + r * step) * L::d_qk, is_aligned, lane);
+    }
+}
+
 extern "C" __global__ void __launch_bounds__(WARPS *WARP) gpu_read(const gpu_read_args args)
 {
     const int lane = threadIdx.x % WARP;
-    const int64_t i = (int64_t)blockIdx.x * WARPS + threadIdx.x / WARP;
+    const int64_t i = row_of_warp(), step = (int64_t)gridDim.x * WARPS;
+    int64_t slot[2];
 
-    if (i >= args.n_rows)
-        return;
-    // One lane's load decides for the warp: the list may be changing.
-    const int64_t slot = __shfl_sync(ALL, source_slot(args, i, lane), 0);
-    const bool is_aligned = (args.out & 15u) == 0;
-    if (slot >= 0)
-        FOR_LAYOUT(args.kv.layout,
-                   read_row<L>(args.kv, slot, (uint16_t *)args.out + i * L::d_qk, is_aligned, lane))
+    wait_for_stream();
+#pragma unroll
+    for (int r = 0; r < 2; r++) // one lane's load decides for the warp: the list may be changing
+        slot[r] = __shfl_sync(ALL, i + r * step < args.n_rows ? source_slot(args, i + r * step, lane) : -1, 0);
+    FOR_LAYOUT(args.kv.layout, read_rows<L>(args, slot, i, step, lane))
 }
 
 extern "C" __global__ void __launch_bounds__(WARPS *WARP) gpu_clean(const gpu_clean_args args)
 {
     const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
 
+    wait_for_stream();
     if (i >= args.n_entries)
         return;
     int64_t i_row = i / args.topk;

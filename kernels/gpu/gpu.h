@@ -18,8 +18,9 @@
 enum gpu_function {
     GPU_FN_APPEND,       /* struct gpu_append_args; a row per wave */
     GPU_FN_APPEND_FEW,   /* struct gpu_append_few */
+    GPU_FN_APPEND_RUNS,  /* struct gpu_append_runs */
     GPU_FN_APPEND_CHECK, /* struct gpu_append_args: lowers first_bad, writes nothing else */
-    GPU_FN_READ,         /* struct gpu_read_args; a row per wave */
+    GPU_FN_READ,         /* struct gpu_read_args; two rows per wave */
     GPU_FN_CLEAN,        /* struct gpu_clean_args; an entry per thread */
     GPU_FN_MAP,          /* struct gpu_map_args; a row per block */
     GPU_FN_MERGE,        /* struct gpu_merge_args; a column per block */
@@ -78,6 +79,8 @@ struct gpu_code {
     const struct gpu_kernel *kernels; /* the first GPU_N_FUNCTIONS as in enum gpu_function */
     int32_t n_images;
     int32_t n_kernels;
+    int32_t
+        dependent_arch; /* major on which the kernels of enum gpu_function wait for the stream themselves */
     /* DSK_E_UNSUPPORTED: not served. is_portable: never a kernel that is for one architecture alone. Partial results
      * of one row take at most GPU_PART_BYTES. */
     dsk_status (*plan_attend)(const struct gpu_props *props, const struct gpu_attend_shape *shape,

@@ -29,6 +29,16 @@ struct gpu_append_few {
 };
 DSK_STATIC_ASSERT(sizeof(struct gpu_append_few) <= 4096, "parameters of one launch");
 
+/* The same where slots come in few runs of neighbours: run k is rows [rows[k], rows[k + 1]) at slots[k] and on. */
+#define GPU_MAX_RUNS 500
+struct gpu_append_runs {
+    struct gpu_append_args args;
+    int32_t n_runs;
+    int32_t rows[GPU_MAX_RUNS];
+    int32_t slots[GPU_MAX_RUNS];
+};
+DSK_STATIC_ASSERT(sizeof(struct gpu_append_runs) <= 4096, "parameters of one launch");
+
 /* Readers and gather. mode: as DSK_READ_*, or GPU_READ_ENTRIES, which takes list as rows of topk entries and writes
  * new_indices. */
 #define GPU_READ_FULL     1

@@ -1,5 +1,6 @@
 /* gpu_ops.c - append, readers, gather, map, merge and row copies on a GPU: the arguments as the kernels take them.
  * Arguments come checked; what lies in device memory is checked where the kernels use it. */
+#include <stdlib.h>
 #include <string.h>
 
 #include "../dsk_check.h"
@@ -9,31 +10,30 @@ DSK_STATIC_ASSERT(GPU_READ_FULL == DSK_READ_FULL && GPU_READ_PAGED == DSK_READ_P
                       && GPU_READ_SELECTED == DSK_READ_SELECTED,
                   "the kernels know the modes by the same numbers");
 
-#define ROWS_PER_BLOCK 8 /* GPU_BLOCK threads are eight waves of 32, a row each */
+#define ROWS_PER_BLOCK 8 /* GPU_BLOCK threads are eight waves of 32 */
+#define ROWS_PER_WAVE  2 /* of the readers */
 
-static struct gpu_launch_dims dims_of(int64_t n, int64_t per_block, uint32_t block)
+static struct gpu_launch_dims dims_of(const struct gpu_stream *stream, int64_t n, int64_t per_block,
+                                      uint32_t block)
 {
+    const struct gpu_device *gpu = (const struct gpu_device *)stream->base.dev;
     const struct gpu_launch_dims dims = {.grid = {(uint32_t)((n + per_block - 1) / per_block), 1, 1},
-                                         .block = block};
+                                         .block = block,
+                                         .is_dependent = gpu->props.arch_major == gpu->code->dependent_arch};
 
     return dims;
 }
 
 /* ---- append ------------------------------------------------------------------------------ */
 
-/* Slots that rise are all different, as those of one sequence on rising pages are. */
+/* Slots that rise are all different, as those of one sequence on rising pages are. No branches: it vectorises. */
 static bool is_rising(const int32_t *slots, int32_t n)
 {
-    int32_t last = -1;
+    uint32_t is_odd = slots[0] < 0;
 
-    for (int32_t i = 0; i < n; i++) {
-        if (slots[i] < 0)
-            continue;
-        if (slots[i] <= last)
-            return false;
-        last = slots[i];
-    }
-    return true;
+    for (int32_t i = 1; i < n; i++)
+        is_odd |= slots[i] <= slots[i - 1];
+    return is_odd == 0;
 }
 
 /* Rows of one launch run in no order, so of equal slots only the last may be written. The table holds slot + 1, open
@@ -95,13 +95,88 @@ static dsk_status stage_slots(struct gpu_stream *stream, const int32_t *slots, i
 static dsk_status append_few(struct gpu_stream *stream, const struct dsk_append_args *args,
                              struct dsk_err *err)
 {
-    const struct gpu_launch_dims dims = dims_of(args->n_rows, ROWS_PER_BLOCK, GPU_BLOCK);
+    const struct gpu_launch_dims dims = dims_of(stream, args->n_rows, ROWS_PER_BLOCK, GPU_BLOCK);
     struct gpu_append_few few;
 
     few.args = append_args(args, 0, args->n_rows);
     memcpy(few.slots, args->slots, 4 * (size_t)args->n_rows);
     supersede(stream->slot_table, few.slots, args->n_rows);
     return dsk_gpu_launch(stream, GPU_FN_APPEND_FEW, &dims, &few, err);
+}
+
+/* Is slots[i + j] == slots[i] + j for all j < n? No branches: it vectorises. */
+static bool is_run(const int32_t *slots, int32_t n)
+{
+    uint32_t is_odd = 0;
+
+    for (int32_t j = 0; j < n; j++)
+        is_odd |= (uint32_t)slots[j] - (uint32_t)slots[0] - (uint32_t)j;
+    return is_odd == 0;
+}
+
+/* The batch as runs of neighbours, a page's length looked at in one go. false: they are too many, or a slot is -1. */
+static bool find_runs(struct gpu_append_runs *runs, const int32_t *slots, int32_t n)
+{
+    int64_t next = 0; /* the slot that continues the last run */
+
+    runs->n_runs = 0;
+    for (int32_t i = 0; i < n;) {
+        int32_t length = n - i < DSK_PAGE_TOKENS ? n - i : DSK_PAGE_TOKENS;
+
+        if (!is_run(slots + i, length)) {
+            for (length = 1; slots[i + length] == (int64_t)slots[i] + length; length++)
+                ; /* ends within what was looked at */
+        }
+        if (slots[i] < 0)
+            return false;
+        if (runs->n_runs == 0 || slots[i] != next) {
+            if (runs->n_runs == GPU_MAX_RUNS)
+                return false;
+            runs->rows[runs->n_runs] = i;
+            runs->slots[runs->n_runs++] = slots[i];
+        }
+        next = (int64_t)slots[i] + length;
+        i += length;
+    }
+    return true;
+}
+
+static int compare_ranges(const void *a, const void *b)
+{
+    int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
+
+    return (x > y) - (x < y);
+}
+
+/* Do no two runs share a slot? */
+static bool are_disjoint(const struct gpu_append_runs *runs, int32_t n_rows)
+{
+    int64_t ranges[GPU_MAX_RUNS]; /* first slot, then length: they sort as numbers */
+    bool is_sorted = true;
+
+    for (int32_t k = 0; k < runs->n_runs; k++) {
+        int32_t end = k + 1 < runs->n_runs ? runs->rows[k + 1] : n_rows;
+
+        ranges[k] = (int64_t)runs->slots[k] << 32 | (int64_t)(end - runs->rows[k]);
+        is_sorted = is_sorted && (k == 0 || ranges[k] > ranges[k - 1]);
+    }
+    if (!is_sorted)
+        qsort(ranges, (size_t)runs->n_runs, sizeof(ranges[0]), compare_ranges);
+    for (int32_t k = 1; k < runs->n_runs; k++) {
+        if ((ranges[k - 1] >> 32) + (ranges[k - 1] & INT32_MAX) > ranges[k] >> 32)
+            return false;
+    }
+    return true;
+}
+
+/* Sequences fill pages in order, so even large batches are few runs, which fit a launch's parameters: no copy. */
+static dsk_status append_runs(struct gpu_stream *stream, const struct dsk_append_args *args,
+                              struct gpu_append_runs *runs, struct dsk_err *err)
+{
+    const struct gpu_launch_dims dims = dims_of(stream, args->n_rows, ROWS_PER_BLOCK, GPU_BLOCK);
+
+    runs->args = append_args(args, 0, args->n_rows);
+    return dsk_gpu_launch(stream, GPU_FN_APPEND_RUNS, &dims, runs, err);
 }
 
 /* One pass over the batch: the writing one, or the checking one that lowers stream->flag. */
@@ -113,7 +188,7 @@ static dsk_status append_pass(struct gpu_stream *stream, const struct dsk_append
     for (int64_t first = 0; first < args->n_rows && status == DSK_OK; first += GPU_LAUNCH_SLOTS) {
         int64_t n_left = args->n_rows - first;
         int32_t n = (int32_t)(n_left < GPU_LAUNCH_SLOTS ? n_left : GPU_LAUNCH_SLOTS);
-        const struct gpu_launch_dims dims = dims_of(n, ROWS_PER_BLOCK, GPU_BLOCK);
+        const struct gpu_launch_dims dims = dims_of(stream, n, ROWS_PER_BLOCK, GPU_BLOCK);
         struct gpu_append_args part = append_args(args, (int32_t)first, n);
 
         part.slots = stream->slots;
@@ -156,21 +231,26 @@ static dsk_status check_finite(struct gpu_stream *stream, const struct dsk_appen
 dsk_status dsk_gpu_append(struct dsk_stream *s, const struct dsk_append_args *args, struct dsk_err *err)
 {
     struct gpu_stream *stream = dsk_gpu_stream(s);
+    struct gpu_append_runs runs;
     dsk_status status = dsk_gpu_enter(dsk_gpu_device(s));
 
     if (status == DSK_OK && (args->flags & DSK_APPEND_STRICT) != 0)
         status = check_finite(stream, args, err);
     if (status != DSK_OK)
         return status;
-    return args->n_rows <= GPU_FEW_SLOTS ? append_few(stream, args, err)
-                                         : append_pass(stream, args, true, err);
+    if (args->n_rows <= GPU_FEW_SLOTS)
+        return append_few(stream, args, err);
+    if (find_runs(&runs, args->slots, args->n_rows) && are_disjoint(&runs, args->n_rows))
+        return append_runs(stream, args, &runs, err);
+    return append_pass(stream, args, true, err);
 }
 
 /* ---- readers ----------------------------------------------------------------------------- */
 
 static dsk_status launch_read(struct gpu_stream *stream, struct gpu_read_args *args, struct dsk_err *err)
 {
-    const struct gpu_launch_dims dims = dims_of(args->n_rows, ROWS_PER_BLOCK, GPU_BLOCK);
+    const struct gpu_launch_dims dims =
+        dims_of(stream, args->n_rows, ROWS_PER_BLOCK * ROWS_PER_WAVE, GPU_BLOCK);
 
     return args->n_rows == 0 ? DSK_OK : dsk_gpu_launch(stream, GPU_FN_READ, &dims, args, err);
 }
@@ -213,7 +293,7 @@ dsk_status dsk_gpu_gather(struct dsk_stream *s, const struct dsk_gather_args *ar
     dsk_status status = dsk_gpu_enter(dsk_gpu_device(s));
 
     if (status == DSK_OK && !by_entry && n_entries > 0) {
-        const struct gpu_launch_dims dims = dims_of(n_entries, GPU_BLOCK, GPU_BLOCK);
+        const struct gpu_launch_dims dims = dims_of(stream, n_entries, GPU_BLOCK, GPU_BLOCK);
 
         status = dsk_gpu_launch(stream, GPU_FN_CLEAN, &dims, &clean, err);
     }
@@ -228,7 +308,7 @@ dsk_status dsk_gpu_gather(struct dsk_stream *s, const struct dsk_gather_args *ar
 
 dsk_status dsk_gpu_map(struct dsk_stream *s, const struct dsk_map_args *args, struct dsk_err *err)
 {
-    const struct gpu_launch_dims dims = dims_of(args->n_rows, 1, GPU_MAP_BLOCK);
+    const struct gpu_launch_dims dims = dims_of(dsk_gpu_stream(s), args->n_rows, 1, GPU_MAP_BLOCK);
     struct gpu_map_args map = {.logical = args->logical,
                                .physical = args->physical,
                                .tables = args->tables,
@@ -248,7 +328,7 @@ dsk_status dsk_gpu_map(struct dsk_stream *s, const struct dsk_map_args *args, st
 dsk_status dsk_gpu_merge(struct dsk_stream *s, const struct dsk_merge_args *args, struct dsk_err *err)
 {
     const int64_t n_columns = (int64_t)args->n_rows * args->h_q;
-    struct gpu_launch_dims dims = dims_of(args->n_rows, 1, GPU_MERGE_BLOCK);
+    struct gpu_launch_dims dims = dims_of(dsk_gpu_stream(s), args->n_rows, 1, GPU_MERGE_BLOCK);
     struct gpu_merge_args merge = {.out_parts = args->out_parts,
                                    .lse_parts = args->lse_parts,
                                    .out = args->out,

@@ -293,8 +293,7 @@ static dsa_status refuse(const struct srv_rule *rule, enum axis axis, const stru
     if (!err)
         return DSA_E_UNSUPPORTED;
     write_value(axis, ask, value, sizeof(value));
-    (void)srv_fail(err, DSA_E_UNSUPPORTED, axis_fields[axis], "%s", value, "rule %s: %s", rule->name,
-                   rule->reason);
+    (void)srv_fail(err, DSA_E_UNSUPPORTED, axis_fields[axis], "%s", value, "%s", rule->reason);
     snprintf(err->rule, sizeof(err->rule), "%s", rule->name);
     return DSA_E_UNSUPPORTED;
 }

@@ -67,7 +67,7 @@ static void pin(int cpu)
 static pid_t launch(const struct bench *bench, enum what what, int spin, char *path, size_t n_path)
 {
     static int serial;
-    char listen[160], spin_text[8];
+    char listen[160], spin_text[12];
     pid_t pid = -1;
 
     snprintf(path, n_path, "%s/%d.sock", bench->dir, serial++);

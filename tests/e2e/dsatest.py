@@ -8,6 +8,7 @@ that nothing stayed behind (pages, sequences, regions, sessions), that the serve
 error line which the test did not announce, and that it leaves with exit code 0. No test sleeps for a fixed time in
 order to synchronise: wait_until polls against a deadline.
 """
+
 import argparse
 import array
 import fcntl
@@ -47,7 +48,7 @@ def skip_program(reason):
 try:
     import grpc
     import numpy as np
-    import google.protobuf  # noqa: F401
+    import google.protobuf.message  # noqa: F401
 except ImportError as missing:
     skip_program("needs python3-grpcio, python3-protobuf and python3-numpy (%s)" % missing)
 
@@ -57,7 +58,7 @@ def scaled(n, least=1):
     return max(least, n // (10 if SANITIZED else 1))
 
 
-# ---- stubs -------------------------------------------------------------
+# ---- stubs ----
 
 
 def _load(name, path):
@@ -70,25 +71,30 @@ def _load(name, path):
 def _build_stubs():
     """protoc writes into a temporary folder; files are loaded by path, as their package "grpc" clashes."""
     out = tempfile.mkdtemp(prefix="dsa-stubs-")
-    protos = ["dsa/v1/dsa.proto", "google/rpc/status.proto", "grpc/health/v1/health.proto",
-              "grpc/reflection/v1/reflection.proto", "grpc/reflection/v1alpha/reflection.proto"]
+    protos = [
+        "dsa/v1/dsa.proto",
+        "google/rpc/status.proto",
+        "grpc/health/v1/health.proto",
+        "grpc/reflection/v1/reflection.proto",
+        "grpc/reflection/v1alpha/reflection.proto",
+    ]
     command = [
-    "protoc",
-    "--python_out=" + out,
-    "-I",
-    os.path.join(
-        ROOT,
-        "proto"),
+        "protoc",
+        "--python_out=" + out,
+        "-I",
+        os.path.join(ROOT, "proto"),
         "-I",
         "/usr/share/grpc-proto",
         "-I",
-         "/usr/include"] + protos
+        "/usr/include",
+    ] + protos
     try:
         subprocess.run(command, check=True, capture_output=True, text=True)
     except (OSError, subprocess.CalledProcessError) as failed:
         skip_program("cannot generate stubs: %s %s" % (failed, getattr(failed, "stderr", "")))
-    modules = [_load("dsa_e2e_" + re.sub(r"\W", "_", p[:-6]),
-                     os.path.join(out, p[:-6] + "_pb2.py")) for p in protos]
+    modules = [
+        _load("dsa_e2e_" + re.sub(r"\W", "_", p[:-6]), os.path.join(out, p[:-6] + "_pb2.py")) for p in protos
+    ]
     subprocess.run(["rm", "-rf", out], check=False)
     return modules
 
@@ -101,12 +107,14 @@ def message_class(descriptor):
     return getattr(pb, descriptor.name)
 
 
-METHODS = {m.name: (message_class(m.input_type), message_class(m.output_type))
-           for m in pb.DESCRIPTOR.services_by_name["SparseAttention"].methods}
+METHODS = {
+    m.name: (message_class(m.input_type), message_class(m.output_type))
+    for m in pb.DESCRIPTOR.services_by_name["SparseAttention"].methods
+}
 CLIENT_STREAMS = {"OpenSession", "Attend"}
 SERVER_STREAMS = {"OpenSession", "Attend", "ExportRows"}
 
-# ---- numbers: the formats, from their description ----------------------
+# ---- numbers: the formats, from their description ----
 
 
 class Layout:
@@ -147,7 +155,7 @@ def _e4m3_values():
     values = []
     for code in range(128):
         exponent, mantissa = code >> 3, code & 7
-        values.append(mantissa * 2.0**-9 if exponent == 0 else (1 + mantissa / 8) * 2.0**(exponent - 7))
+        values.append(mantissa * 2.0**-9 if exponent == 0 else (1 + mantissa / 8) * 2.0 ** (exponent - 7))
     values[127] = float("nan")
     return np.array(values, np.float32)
 
@@ -200,7 +208,7 @@ def quantize(layout, rows, rule=POW2, raw_scale=1.0):
     codes = np.where(np.isnan(x), 0, codes).astype(np.uint8)
     if layout.kind == "raw":
         return codes, n_bad
-    rope = rows[:, layout.latent:]
+    rope = rows[:, layout.latent :]
     n_bad += int((~np.isfinite(f32(rope))).sum())
     parts = [codes, scale.astype("<f4").view(np.uint8).reshape(n, -1)]
     if layout.rope:
@@ -217,13 +225,13 @@ def dequantize(layout, stored, raw_scale=1.0):
     if layout.kind == "raw":
         return bf16(E4M3[stored] * np.float32(raw_scale))
     groups = layout.latent // 128
-    scale = np.ascontiguousarray(stored[:, layout.latent:layout.latent + 4 * groups]).view("<f4")
-    codes = E4M3[stored[:, :layout.latent]].reshape(n, groups, 128)
+    scale = np.ascontiguousarray(stored[:, layout.latent : layout.latent + 4 * groups]).view("<f4")
+    codes = E4M3[stored[:, : layout.latent]].reshape(n, groups, 128)
     with np.errstate(invalid="ignore"):
         latent = bf16((codes * scale[:, :, None]).astype(np.float32).reshape(n, layout.latent))
     if not layout.rope:
         return latent
-    rope = np.ascontiguousarray(stored[:, layout.latent + 4 * groups:]).view(np.uint16)
+    rope = np.ascontiguousarray(stored[:, layout.latent + 4 * groups :]).view(np.uint16)
     return np.concatenate([latent, rope], axis=1)
 
 
@@ -235,7 +243,7 @@ def attend_reference(layout, q, kv, indices, scale, lengths=None, sink=None, n_t
     for t in range(s):
         rows = kv[t] if isinstance(kv, list) else kv
         limit = len(rows) if n_tokens is None else n_tokens
-        lanes = indices[t][:max(0, lengths[t])] if lengths is not None else indices[t]
+        lanes = indices[t][: max(0, lengths[t])] if lengths is not None else indices[t]
         lanes = lanes[(lanes >= 0) & (lanes < limit)]
         if len(lanes) == 0:
             continue
@@ -243,7 +251,7 @@ def attend_reference(layout, q, kv, indices, scale, lengths=None, sink=None, n_t
         score = float(np.float32(scale)) * queries[t] @ keys.T
         peak = score.max(-1, keepdims=True)
         lse[t] = (peak + np.log(np.exp(score - peak).sum(-1, keepdims=True)))[:, 0]
-        out[t] = np.exp(score - lse[t][:, None]) @ keys[:, :layout.d_v]
+        out[t] = np.exp(score - lse[t][:, None]) @ keys[:, : layout.d_v]
         if sink is not None:
             with np.errstate(over="ignore"):
                 out[t] *= (1 / (1 + np.exp(sink.astype(np.float64) - lse[t])))[:, None]
@@ -257,8 +265,10 @@ def check_attend(result, out_ref, lse_ref=None, what=""):
     bad = ~(np.abs(out - out_ref) <= 1e-3 + 2.01 / 128 * np.abs(out_ref))
     if bad.any():
         at = tuple(np.argwhere(bad)[0])
-        fail("%s out%s = %r, expected %r; %d of %d differ" %
-     (what, at, out[at], out_ref[at], bad.sum(), bad.size))
+        fail(
+            "%s out%s = %r, expected %r; %d of %d differ"
+            % (what, at, out[at], out_ref[at], bad.sum(), bad.size)
+        )
     norm = np.linalg.norm(out) * np.linalg.norm(out_ref)
     if norm > 0:
         distance = 1 - float((out * out_ref).sum() / norm)
@@ -275,7 +285,7 @@ def check_attend(result, out_ref, lse_ref=None, what=""):
     truth((zero == 0).all(), "%s rows without entries are not +0" % what)
 
 
-# ---- checks ------------------------------------------------------------
+# ---- checks ----
 
 
 class Failure(AssertionError):
@@ -318,7 +328,7 @@ def wait_until(condition, timeout, what):
             return value
         if time.monotonic() > end:
             fail("after %.1f s still not: %s" % (timeout, what))
-        time.sleep(0.005)
+        time.sleep(0.005)  # poll interval; the deadline above ends it
 
 
 class Refused(Exception):
@@ -335,8 +345,10 @@ def refused_from(error):
         if key == "grpc-status-details-bin":
             envelope = rpc_status_pb.Status.FromString(value)
             status = pb.Status()
-            truth(len(envelope.details) == 1 and envelope.details[0].Unpack(
-                status), "details are not a dsa.v1.Status")
+            truth(
+                len(envelope.details) == 1 and envelope.details[0].Unpack(status),
+                "details are not a dsa.v1.Status",
+            )
             equal(envelope.code, error.code().value[0], "google.rpc.Status.code")
             return Refused(status, error.code(), error.details())
     return None
@@ -371,7 +383,7 @@ def expect_refusal(call, reason, field=None, value=None, code=None):
     return status
 
 
-# ---- client ------------------------------------------------------------
+# ---- client ----
 
 
 def serialize(message):
@@ -384,8 +396,9 @@ class Bidi:
     def __init__(self, channel, method, reply_class, reads=True):
         self.requests = queue.SimpleQueue()
         self.replies = queue.SimpleQueue()
-        multi = channel.stream_stream(method, request_serializer=serialize,
-                                      response_deserializer=reply_class.FromString)
+        multi = channel.stream_stream(
+            method, request_serializer=serialize, response_deserializer=reply_class.FromString
+        )
         self.call = multi(iter(self.requests.get, None))
         self.error = None
         if reads:
@@ -428,8 +441,12 @@ class Client:
     """One connection of its own."""
 
     def __init__(self, target):
-        options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", -1),
-                   ("grpc.max_send_message_length", -1), ("grpc.enable_retries", 0)]
+        options = [
+            ("grpc.use_local_subchannel_pool", 1),
+            ("grpc.max_receive_message_length", -1),
+            ("grpc.max_send_message_length", -1),
+            ("grpc.enable_retries", 0),
+        ]
         self.target = target
         self.channel = grpc.insecure_channel(target, options=options)
 
@@ -439,13 +456,19 @@ class Client:
             request_class, reply_class = METHODS[name]
             if request is None:
                 request = request_class(**fields)
-        method = self.channel.unary_unary("/%s/%s" % (service, name), request_serializer=serialize,
-                                          response_deserializer=reply_class.FromString)
+        method = self.channel.unary_unary(
+            "/%s/%s" % (service, name),
+            request_serializer=serialize,
+            response_deserializer=reply_class.FromString,
+        )
         return method(request, timeout=timeout)
 
     def export(self, request, timeout=60 * SLOW):
-        method = self.channel.unary_stream("/%s/ExportRows" % SERVICE, request_serializer=serialize,
-                                           response_deserializer=pb.RowChunk.FromString)
+        method = self.channel.unary_stream(
+            "/%s/ExportRows" % SERVICE,
+            request_serializer=serialize,
+            response_deserializer=pb.RowChunk.FromString,
+        )
         return method(request, timeout=timeout)
 
     def bidi(self, name, service=SERVICE, reply_class=None, reads=True):
@@ -459,12 +482,12 @@ class Client:
 
     def health(self, service="", timeout=10 * SLOW):
         return self.call(
-    "Check",
-    health_pb.HealthCheckRequest(
-        service=service),
-        service="grpc.health.v1.Health",
-        reply_class=health_pb.HealthCheckResponse,
-         timeout=timeout)
+            "Check",
+            health_pb.HealthCheckRequest(service=service),
+            service="grpc.health.v1.Health",
+            reply_class=health_pb.HealthCheckResponse,
+            timeout=timeout,
+        )
 
     def close(self):
         self.channel.close()
@@ -472,6 +495,7 @@ class Client:
 
 class FdSocket:
     """The socket that takes descriptors: one offer with one fd, one answer."""
+
     OFFER, ANSWER, MAGIC = "=II16sQ", "=QiI112s", 0x44534146
 
     def __init__(self, path):
@@ -534,27 +558,20 @@ class Session:
     def append(self, sequence, rows, layer=0, **fields):
         tensor = rows if isinstance(rows, pb.Tensor) else inline(rows)
         return self.call(
-    "Append",
-    append=pb.AppendOp(
-        sequence_id=sequence,
-        layer=layer,
-        rows=tensor,
-         **fields))
+            "Append", append=pb.AppendOp(sequence_id=sequence, layer=layer, rows=tensor, **fields)
+        )
 
     def import_rows(self, sequence, stored, layer=0, layout=MAIN, **fields):
         tensor = stored if isinstance(stored, pb.Tensor) else inline(stored)
         return self.call(
-    "ImportRows",
-    sequence_id=sequence,
-    layer=layer,
-    layout=layout.number,
-    rows=tensor,
-     **fields)
+            "ImportRows", sequence_id=sequence, layer=layer, layout=layout.number, rows=tensor, **fields
+        )
 
     def export(self, sequence, layer=0, dtype=pb.DTYPE_U8, first=0, n_tokens=0, layout=MAIN):
         """[n, row_bytes] uint8 or [n, d_qk] bf16 bits; checks that the chunks follow one another."""
-        request = pb.ExportRowsRequest(session=self.token, sequence_id=sequence, layer=layer, first=first,
-                                       n_tokens=n_tokens, dtype=dtype)
+        request = pb.ExportRowsRequest(
+            session=self.token, sequence_id=sequence, layer=layer, first=first, n_tokens=n_tokens, dtype=dtype
+        )
         parts, at = [], first
         for chunk in self.client.export(request):
             equal(chunk.first, at, "first token of a chunk")
@@ -627,18 +644,30 @@ class Session:
 class Region:
     """A sealed memfd, mapped here and registered there."""
 
-    def __init__(self, session, size, access=pb.REGION_ACCESS_READ_WRITE, base_offset=0, file_size=None,
-                 seals=fcntl.F_SEAL_SHRINK):
+    def __init__(
+        self,
+        session,
+        size,
+        access=pb.REGION_ACCESS_READ_WRITE,
+        base_offset=0,
+        file_size=None,
+        seals=fcntl.F_SEAL_SHRINK,
+    ):
         self.session, self.size = session, size
         fd = os.memfd_create("dsa-e2e", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
         os.ftruncate(fd, file_size if file_size is not None else base_offset + size)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
         self.map = mmap.mmap(fd, 0)
-        self.bytes = np.frombuffer(self.map, np.uint8)[base_offset:base_offset + size]
+        self.bytes = np.frombuffer(self.map, np.uint8)[base_offset : base_offset + size]
         ticket = session.offer(fd)
         os.close(fd)
-        self.reply = session.call("RegisterRegion", memfd=pb.MemfdRegion(fd_ticket=ticket), access=access,
-                                  base_offset=base_offset, size=size)
+        self.reply = session.call(
+            "RegisterRegion",
+            memfd=pb.MemfdRegion(fd_ticket=ticket),
+            access=access,
+            base_offset=base_offset,
+            size=size,
+        )
         self.id = self.reply.id
         equal(len(self.id), 16, "bytes of a region id")
 
@@ -647,7 +676,7 @@ class Region:
 
     def view(self, dtype, shape, offset=0):
         n = int(np.prod(shape)) * np.dtype(dtype).itemsize
-        return self.bytes[offset:offset + n].view(dtype).reshape(shape)
+        return self.bytes[offset : offset + n].view(dtype).reshape(shape)
 
     def put(self, values, offset=0, strides=None):
         """Writes the values and returns their tensor. With strides (bytes), they are written so."""
@@ -655,22 +684,29 @@ class Region:
         if strides is None:
             self.view(values.dtype, values.shape, offset)[...] = values
         else:
-            target = np.lib.stride_tricks.as_strided(self.bytes[offset:].view(
-                np.uint8)[:values.itemsize].view(values.dtype), values.shape, strides)
+            target = np.lib.stride_tricks.as_strided(
+                self.bytes[offset:].view(np.uint8)[: values.itemsize].view(values.dtype),
+                values.shape,
+                strides,
+            )
             target[...] = values
-        return pb.Tensor(dtype=DTYPES[values.dtype], shape=values.shape, strides_bytes=strides or (),
-                         region=self.slice(offset))
+        return pb.Tensor(
+            dtype=DTYPES[values.dtype],
+            shape=values.shape,
+            strides_bytes=strides or (),
+            region=self.slice(offset),
+        )
 
     def unregister(self):
         return self.session.call("UnregisterRegion", region_id=self.id).state
 
 
 DTYPES = {
-    np.dtype(
-        np.uint16): pb.DTYPE_BF16, np.dtype(
-            np.float32): pb.DTYPE_F32, np.dtype(
-                np.int32): pb.DTYPE_I32, np.dtype(
-                    np.uint8): pb.DTYPE_U8}
+    np.dtype(np.uint16): pb.DTYPE_BF16,
+    np.dtype(np.float32): pb.DTYPE_F32,
+    np.dtype(np.int32): pb.DTYPE_I32,
+    np.dtype(np.uint8): pb.DTYPE_U8,
+}
 
 
 def inline(values):
@@ -694,13 +730,12 @@ class Result:
         out, lse = b"".join(p.out for p in pieces), b"".join(p.lse for p in pieces)
         self.out = self.out_bits = self.lse = None
         if out:
-            self.out_bits = np.frombuffer(
-    out, np.uint32 if out_f32 else np.uint16).reshape(
-        row, heads, layout.d_v)
-            self.out = self.out_bits.view(
-    np.float32) if out_f32 else f32(
-        self.out_bits).reshape(
-            self.out_bits.shape)
+            self.out_bits = np.frombuffer(out, np.uint32 if out_f32 else np.uint16).reshape(
+                row, heads, layout.d_v
+            )
+            self.out = (
+                self.out_bits.view(np.float32) if out_f32 else f32(self.out_bits).reshape(self.out_bits.shape)
+            )
         if lse:
             self.lse = np.frombuffer(lse, np.float32).reshape(row, heads)
 
@@ -746,16 +781,8 @@ class AttendStream:
         return Result(mine, layout or self.layout, heads, out_f32)
 
     def attend(
-    self,
-    segments,
-    q,
-    indices,
-    scale=0.05,
-    wait=True,
-    deadline_us=0,
-    priority=0,
-    layout=None,
-     **fields):
+        self, segments, q, indices, scale=0.05, wait=True, deadline_us=0, priority=0, layout=None, **fields
+    ):
         op = attend_op(segments, q, indices, scale, **fields)
         request_id = self.start(op, deadline_us=deadline_us, priority=priority)
         return self.wait(request_id, layout=layout) if wait else request_id
@@ -780,21 +807,16 @@ class AttendStream:
 
 
 def attend_op(
-    segments,
-    q,
-    indices,
-    scale=0.05,
-    space=pb.INDEX_SPACE_LOGICAL,
-    lengths=None,
-    sink=None,
-     **fields):
+    segments, q, indices, scale=0.05, space=pb.INDEX_SPACE_LOGICAL, lengths=None, sink=None, **fields
+):
     """segments: a sequence id, or [(id, rows)...]; arrays or ready tensors."""
     tensors = {"q": q, "indices": indices, "lengths": lengths, "sink": sink}
     tensors = {k: v if isinstance(v, pb.Tensor) else inline(v) for k, v in tensors.items() if v is not None}
     if not isinstance(segments, (list, tuple)):
         segments = [(segments, tensors["q"].shape[0])]
-    op = pb.AttendOp(segments=[pb.Segment(sequence_id=i, n_rows=n)
-                     for i, n in segments], space=space, **tensors, **fields)
+    op = pb.AttendOp(
+        segments=[pb.Segment(sequence_id=i, n_rows=n) for i, n in segments], space=space, **tensors, **fields
+    )
     if scale is not None:
         op.softmax_scale = scale
     return op
@@ -814,15 +836,17 @@ def random_indices(rng, rows, width, n, holes=0.2):
     return indices
 
 
-# ---- server ------------------------------------------------------------
+# ---- server ----
 
 SANITIZER_REPORT = re.compile(
-    r"ERROR: (Address|Leak)Sanitizer|WARNING: ThreadSanitizer|runtime error:|SUMMARY: \w+San")
+    r"ERROR: (Address|Leak)Sanitizer|WARNING: ThreadSanitizer|runtime error:|SUMMARY: \w+San"
+)
 ERROR_LINE = re.compile(r"^\S+Z error |^E\d{4} ", re.M)
 
 
 class Server:
     """A dsad on a unix socket in a temporary folder. `flags` replace the defaults by name."""
+
     DEFAULTS = {"layers": "1", "pool-pages": "256", "cpu-threads": "2", "max-lease": "600s"}
 
     def __init__(self, env, folder=None, nofile=None, wrapper=(), **flags):
@@ -843,14 +867,17 @@ class Server:
 
         environment = dict(os.environ)
         environment.setdefault(
-    "TSAN_OPTIONS",
-    "suppressions=%s:exitcode=66" %
-    os.path.join(
-        ROOT,
-        "tests",
-         "tsan.supp"))
-        self.process = subprocess.Popen(command, stdout=self.log, stderr=self.log, stdin=subprocess.DEVNULL,
-                                        preexec_fn=limit, close_fds=True, env=environment)
+            "TSAN_OPTIONS", "suppressions=%s:exitcode=66" % os.path.join(ROOT, "tests", "tsan.supp")
+        )
+        self.process = subprocess.Popen(
+            command,
+            stdout=self.log,
+            stderr=self.log,
+            stdin=subprocess.DEVNULL,
+            preexec_fn=limit,
+            close_fds=True,
+            env=environment,
+        )
         env.servers.append(self)
         self.control = None
 
@@ -891,7 +918,7 @@ class Server:
         text = self.text()
         report = SANITIZER_REPORT.search(text)
         if report:
-            fail("sanitizer report:\n" + text[max(0, report.start() - 200):report.start() + 6000])
+            fail("sanitizer report:\n" + text[max(0, report.start() - 200) : report.start() + 6000])
         for line in text.splitlines():
             if ERROR_LINE.match(line) and not any(p.search(line) for p in self.expected_errors):
                 fail("unexpected error line: " + line)
@@ -910,8 +937,16 @@ class Server:
     def is_empty(self):
         stats = self.control.stats()
         pool = stats.pools[0]
-        return (stats.n_sessions, stats.n_regions, stats.region_bytes, pool.n_pages_used, pool.n_sequences,
-                pool.queue_depth, pool.page_refs, pool.n_pages_shared) == (0,) * 8
+        return (
+            stats.n_sessions,
+            stats.n_regions,
+            stats.region_bytes,
+            pool.n_pages_used,
+            pool.n_sequences,
+            pool.queue_depth,
+            pool.page_refs,
+            pool.n_pages_shared,
+        ) == (0,) * 8
 
     def expect_empty(self, timeout=1.0 * SLOW):
         try:
@@ -930,7 +965,7 @@ class Server:
             indices = random_indices(rng, 2, 40, 70)
             sequence = s.create()
             for part in range(0, 70, 14):  # below the smallest limits of any test
-                s.append(sequence, rows[part:part + 14])
+                s.append(sequence, rows[part : part + 14])
             stream = AttendStream(s, layout)
             result = stream.attend(sequence, q, indices, want_lse=True)
             kv = s.export(sequence, dtype=pb.DTYPE_BF16, layout=layout)
@@ -965,7 +1000,7 @@ class Server:
         subprocess.run(["rm", "-rf", self.folder], check=False)
 
 
-# ---- runner ------------------------------------------------------------
+# ---- runner ----
 
 TESTS = []
 
@@ -1065,11 +1100,15 @@ def main():
             n_failed += 1
             print("FAIL %s (seed %d): %s" % (name, options.seed, error))
             frames = traceback.extract_tb(error.__traceback__)
-            print("".join("    %s:%d %s\n" % (os.path.basename(f.filename), f.lineno, f.line)
-                  for f in frames[-5:]), end="")
+            print(
+                "".join(
+                    "    %s:%d %s\n" % (os.path.basename(f.filename), f.lineno, f.line) for f in frames[-5:]
+                ),
+                end="",
+            )
             for server in list(env.servers):
                 code = server.process.poll()
-                tail = server.text()[-600 if code in (None, 0) else -6000:]
+                tail = server.text()[-600 if code in (None, 0) else -6000 :]
                 print("    dsad[%s]: %s" % (code, tail.replace("\n", "\n    ")))
             for server in list(env.servers):  # the next test gets a fresh one
                 env.forget(server)

@@ -1,20 +1,20 @@
 #!/usr/bin/python3
 """test_api.py - what the service answers when it is used as documented: discovery, health, numbers, sequences."""
+
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from dsatest import *  # noqa: F403
 
 LN = np.log
 
-# ---- discovery ---------------------------------------------------------
+# ---- discovery ----
 
 
 def reflect(client, module, package, requests):
     """One reflection stream; returns the responses in order."""
     stream = client.bidi(
-    "ServerReflectionInfo",
-    package + ".ServerReflection",
-     module.ServerReflectionResponse)
+        "ServerReflectionInfo", package + ".ServerReflection", module.ServerReflectionResponse
+    )
     replies = []
     for fields in requests:
         stream.send(module.ServerReflectionRequest(**fields))
@@ -57,11 +57,27 @@ def reflection_pool(client, module, package):
 
 def check_reflection(server, module, package):
     client = server.client()
-    listed, missing, by_name = reflect(client, module, package, [
-        {"list_services": ""}, {"file_containing_symbol": "dsa.v1.Nothing"}, {"file_by_filename": "dsa/v1/dsa.proto"}])
+    listed, missing, by_name = reflect(
+        client,
+        module,
+        package,
+        [
+            {"list_services": ""},
+            {"file_containing_symbol": "dsa.v1.Nothing"},
+            {"file_by_filename": "dsa/v1/dsa.proto"},
+        ],
+    )
     names = sorted(s.name for s in listed.list_services_response.service)
-    equal(names, ["dsa.v1.SparseAttention", "grpc.health.v1.Health", "grpc.reflection.v1.ServerReflection",
-                  "grpc.reflection.v1alpha.ServerReflection"], "services")
+    equal(
+        names,
+        [
+            "dsa.v1.SparseAttention",
+            "grpc.health.v1.Health",
+            "grpc.reflection.v1.ServerReflection",
+            "grpc.reflection.v1alpha.ServerReflection",
+        ],
+        "services",
+    )
     equal(missing.error_response.error_code, grpc.StatusCode.NOT_FOUND.value[0], "unknown symbol")
     truth(by_name.HasField("file_descriptor_response"), "file by its name")
     pool = reflection_pool(client, module, package)
@@ -72,8 +88,11 @@ def check_reflection(server, module, package):
     equal(answer.pools[0].page_tokens, 64, "page_tokens through reflected classes")
     sequence = factory.GetPrototype(pool.FindMessageTypeByName("dsa.v1.CreateSequenceRequest"))
     with server.session() as s:
-        made = client.call("CreateSequence", sequence(session=s.token),
-                           reply_class=factory.GetPrototype(pool.FindMessageTypeByName("dsa.v1.Sequence")))
+        made = client.call(
+            "CreateSequence",
+            sequence(session=s.token),
+            reply_class=factory.GetPrototype(pool.FindMessageTypeByName("dsa.v1.Sequence")),
+        )
         truth(made.id != 0, "a sequence made with reflected classes")
     client.close()
 
@@ -99,32 +118,55 @@ def health_check_and_watch(server, rng):
         fail("health of an unknown service was answered")
     except grpc.RpcError as error:
         equal(error.code(), grpc.StatusCode.NOT_FOUND, "health of an unknown service")
-    for name, expected in ((SERVICE, serving), ("", serving), ("no.such",
-                           health_pb.HealthCheckResponse.SERVICE_UNKNOWN)):
-        watch = client.channel.unary_stream("/grpc.health.v1.Health/Watch", request_serializer=serialize,
-                                            response_deserializer=health_pb.HealthCheckResponse.FromString)
+    for name, expected in (
+        (SERVICE, serving),
+        ("", serving),
+        ("no.such", health_pb.HealthCheckResponse.SERVICE_UNKNOWN),
+    ):
+        watch = client.channel.unary_stream(
+            "/grpc.health.v1.Health/Watch",
+            request_serializer=serialize,
+            response_deserializer=health_pb.HealthCheckResponse.FromString,
+        )
         call = watch(health_pb.HealthCheckRequest(service=name), timeout=20 * SLOW)
         equal(next(iter(call)).status, expected, "watch of %r" % name)
         truth(call.is_active(), "the watch of %r ended after its first answer" % name)
         call.cancel()
 
 
-@test(**{"layout": "scaled_512_64", "max-rows": 777, "max-topk": 999, "max-inline-bytes": "1MiB", "layers": 2})
+@test(
+    **{"layout": "scaled_512_64", "max-rows": 777, "max-topk": 999, "max-inline-bytes": "1MiB", "layers": 2}
+)
 def capabilities_tell_the_limits(server, rng):
     c = server.capabilities
     truth(c.version != "" and c.build != "", "version and build are given")
     equal([d.kind for d in c.devices], ["cpu"], "devices")
     truth(
-    c.devices[0].healthy and c.devices[0].uuid and c.devices[0].memory_bytes > 0,
-    "device %r" %
-     c.devices[0])
+        c.devices[0].healthy and c.devices[0].uuid and c.devices[0].memory_bytes > 0,
+        "device %r" % c.devices[0],
+    )
     pool = c.pools[0]
-    equal((pool.layout, pool.row_bytes, pool.page_tokens, pool.n_layers, pool.n_pages, pool.d_qk, pool.d_v,
-           pool.write_rule, pool.device_uuid),
-          (pb.LAYOUT_SCALED_512_64, 656, 64, 2, 256, 576, 512, pb.WRITE_RULE_POW2, c.devices[0].uuid), "pool")
+    equal(
+        (
+            pool.layout,
+            pool.row_bytes,
+            pool.page_tokens,
+            pool.n_layers,
+            pool.n_pages,
+            pool.d_qk,
+            pool.d_v,
+            pool.write_rule,
+            pool.device_uuid,
+        ),
+        (pb.LAYOUT_SCALED_512_64, 656, 64, 2, 256, 576, 512, pb.WRITE_RULE_POW2, c.devices[0].uuid),
+        "pool",
+    )
     limits = c.limits
-    equal((limits.max_rows, limits.max_topk, limits.max_inline_bytes),
-          (777, 999, 1 << 20), "limits as configured")
+    equal(
+        (limits.max_rows, limits.max_topk, limits.max_inline_bytes),
+        (777, 999, 1 << 20),
+        "limits as configured",
+    )
     for field, value in ((f.name, getattr(limits, f.name)) for f in limits.DESCRIPTOR.fields):
         truth(value > 0, "limit %s is not told" % field)
     for word in ("inline", "memfd", "append_in_attend"):
@@ -149,7 +191,7 @@ def wrong_method_is_unimplemented(server, rng):
             equal(error.code(), grpc.StatusCode.UNIMPLEMENTED, "%s/%s" % (service, name))
 
 
-# ---- session -----------------------------------------------------------
+# ---- session ----
 
 
 @test()
@@ -179,11 +221,10 @@ def session_opens_beats_and_closes(server, rng):
             equal(refused_from(error).status.field, "open." + field, "field")
         lease.half_close()
     for first, field in (
-    (pb.SessionRequest(
-        heartbeat=pb.SessionHeartbeat(
-            seq=1)), "kind"), (pb.SessionRequest(), "kind"), (pb.SessionRequest(
-                open=pb.SessionOpen(
-                    client_name="x" * 65)), "open.client_name")):
+        (pb.SessionRequest(heartbeat=pb.SessionHeartbeat(seq=1)), "kind"),
+        (pb.SessionRequest(), "kind"),
+        (pb.SessionRequest(open=pb.SessionOpen(client_name="x" * 65)), "open.client_name"),
+    ):
         lease = client.bidi("OpenSession")
         lease.send(first)
         expect_refusal(lease.recv, ("FAILED_PRECONDITION", "BAD_REQUEST"), field)
@@ -191,12 +232,16 @@ def session_opens_beats_and_closes(server, rng):
     lease.half_close()
     expect_refusal(lease.recv, "FAILED_PRECONDITION", "kind")
     for token in (b"", b"x", b"x" * 15, b"x" * 16, b"x" * 17):
-        expect_refusal(lambda: client.call("CreateSequence", session=token), "NO_SESSION", "session",
-                       code=grpc.StatusCode.UNAUTHENTICATED)
+        expect_refusal(
+            lambda: client.call("CreateSequence", session=token),
+            "NO_SESSION",
+            "session",
+            code=grpc.StatusCode.UNAUTHENTICATED,
+        )
     client.close()
 
 
-# ---- rows: byte for byte -----------------------------------------------
+# ---- rows: byte for byte ----
 
 
 def corner_rows(layout):
@@ -208,8 +253,24 @@ def corner_rows(layout):
     rows[4, :] = 450 * np.linspace(-1, 1, layout.d_qk)
     rows[5, :] = 1e-30
     rows[6, :] = 3e38
-    rows[7, :16] = [448, 17, 19, 18, 240, 248, 2**-6, 7.5 * \
-        2**-9, 2**-9, 2**-10, 3 * 2**-10, 0.3, -17, -19, -0.0, 1]
+    rows[7, :16] = [
+        448,
+        17,
+        19,
+        18,
+        240,
+        248,
+        2**-6,
+        7.5 * 2**-9,
+        2**-9,
+        2**-10,
+        3 * 2**-10,
+        0.3,
+        -17,
+        -19,
+        -0.0,
+        1,
+    ]
     rows[8, 64] = -3
     rows[9, [63, 126]] = 1, -1e-3
     rows[10, :4] = [3, -1.5, 0.69921875, 0.00099945068359375]
@@ -228,8 +289,9 @@ def check_layout(server, rng, layout, raw_scale=1.0):
             reply = s.append(first, rows[layer:], layer=layer)
             equal((reply.n_tokens, reply.n_nonfinite), (n - layer, 0), "append reply")
         same_bits(s.export(first, layout=layout), stored, layout.name + " stored bytes")
-        same_bits(s.export(first, layer=1, layout=layout),
-                  stored[1:], layout.name + " stored bytes of layer 1")
+        same_bits(
+            s.export(first, layer=1, layout=layout), stored[1:], layout.name + " stored bytes of layer 1"
+        )
         same_bits(s.export(first, first=60, n_tokens=10, layout=layout), stored[60:70], "a slice of rows")
         as_bf16 = dequantize(layout, stored, raw_scale)
         same_bits(s.export(first, dtype=pb.DTYPE_BF16, layout=layout), as_bf16, layout.name + " read as bf16")
@@ -238,8 +300,9 @@ def check_layout(server, rng, layout, raw_scale=1.0):
             same_bits(s.export(plain, layout=layout), quantize(layout, rows, PLAIN)[0], "plain rule")
         s.import_rows(copied, stored, layout=layout)
         same_bits(s.export(copied, layout=layout), stored, "imported bytes")
-        q, indices = random_q(rng, s_q, heads, layout), quiet[random_indices(
-            rng, s_q, 100, n - 12, 0)].astype(np.int32)
+        q, indices = random_q(rng, s_q, heads, layout), quiet[
+            random_indices(rng, s_q, 100, n - 12, 0)
+        ].astype(np.int32)
         indices[1, ::3] = -1
         indices[2] = -1
         stream = AttendStream(s, layout)
@@ -261,24 +324,16 @@ def layout_test(layout, **flags):
             for other in LAYOUTS:
                 if other is not layout:
                     expect_refusal(
-    lambda: s.import_rows(
-        sequence,
-        np.zeros(
-            (1,
-            other.row_bytes),
-            np.uint8),
-            layout=other),
-            "BAD_LAYOUT",
-            "layout",
-             other.name)
+                        lambda: s.import_rows(
+                            sequence, np.zeros((1, other.row_bytes), np.uint8), layout=other
+                        ),
+                        "BAD_LAYOUT",
+                        "layout",
+                        other.name,
+                    )
             expect_refusal(
-    lambda: s.call(
-        "ImportRows",
-        sequence_id=sequence,
-        layout=99),
-        "BAD_LAYOUT",
-        "layout",
-         99)
+                lambda: s.call("ImportRows", sequence_id=sequence, layout=99), "BAD_LAYOUT", "layout", 99
+            )
 
     run.__name__ = "layout_" + layout.name + ("_scaled" if flags else "")
     return run
@@ -311,7 +366,7 @@ def nonfinite_input_is_counted_or_refused(server, rng):
     truth(server.control.stats().n_nonfinite >= 6, "the counter in Stats")
 
 
-# ---- attend: cases with known numbers ----------------------------------
+# ---- attend: cases with known numbers ----
 
 
 def unit_q(dims, heads=1):
@@ -332,17 +387,30 @@ def known_numbers(server, rng):
     """Two keys; duplicates; RoPE tail; empty rows; a plain mean."""
     with server.session() as s:
         sequence = s.create()
-        s.append(sequence, bf16(np.stack([key(d0=0, d1=4), key(d0=1, d1=8), key(d1=3), key(d1=6),
-                                          key(d0=1, d512=2), key()])))
+        s.append(
+            sequence,
+            bf16(
+                np.stack([key(d0=0, d1=4), key(d0=1, d1=8), key(d1=3), key(d1=6), key(d0=1, d512=2), key()])
+            ),
+        )
 
         def ask(q, lanes, scale, **fields):
-            r = s.attend(sequence, q, np.array([lanes], np.int32), scale=scale, want_lse=True,
-                         out=pb.Output(dtype=pb.DTYPE_F32), **fields)
+            r = s.attend(
+                sequence,
+                q,
+                np.array([lanes], np.int32),
+                scale=scale,
+                want_lse=True,
+                out=pb.Output(dtype=pb.DTYPE_F32),
+                **fields
+            )
             return r.out[0, 0], float(r.lse[0, 0]), r
 
         def near(got, expected, what):
-            truth(abs(got - expected) <= 1e-5 * max(1, abs(expected)),
-                  "%s is %.9g, expected %.9g" % (what, got, expected))
+            truth(
+                abs(got - expected) <= 1e-5 * max(1, abs(expected)),
+                "%s is %.9g, expected %.9g" % (what, got, expected),
+            )
 
         ln3 = float(np.float32(LN(3)))
         for lanes in ([0, 1], [1, 0]):
@@ -364,7 +432,7 @@ def known_numbers(server, rng):
         near(lse, LN(2), "scale 0, lse")
         out, lse, _ = ask(unit_q([0]), [0, 1], -ln3)
         near(out[0], 0.25, "a negative scale")
-        for lanes in ([-1], [-1] * 65, [6, 1000, 2**31 - 1, -2**31]):
+        for lanes in ([-1], [-1] * 65, [6, 1000, 2**31 - 1, -(2**31)]):
             out, lse, r = ask(unit_q([0]), lanes, 1.0)
             truth((r.out_bits == 0).all(), "an empty row is +0 in every bit")
             equal(lse, -np.inf, "lse of an empty row")
@@ -380,10 +448,18 @@ def softmax_scale_is_always_needed(server, rng):
         rows, q = random_rows(rng, 64), random_q(rng, 2, 4)
         indices = random_indices(rng, 2, 32, 64)
         s.append(sequence, rows)
-        for scale, text in ((None, "absent"), (float("nan"), "nan"),
-                            (float("inf"), "inf"), (float("-inf"), "-inf")):
-            status = expect_refusal(lambda: s.attend(sequence, q, indices, scale=scale), "BAD_REQUEST",
-                                    "attend.softmax_scale", text)
+        for scale, text in (
+            (None, "absent"),
+            (float("nan"), "nan"),
+            (float("inf"), "inf"),
+            (float("-inf"), "-inf"),
+        ):
+            status = expect_refusal(
+                lambda: s.attend(sequence, q, indices, scale=scale),
+                "BAD_REQUEST",
+                "attend.softmax_scale",
+                text,
+            )
             equal(status.code, grpc.StatusCode.INVALID_ARGUMENT.value[0], "code")
         kv = s.export(sequence, dtype=pb.DTYPE_BF16)
         doubled = bf16(f32(q).reshape(q.shape) * 2)
@@ -392,12 +468,14 @@ def softmax_scale_is_always_needed(server, rng):
         for other, scale in ((doubled, 0.02), (halved, 0.08)):
             result = s.attend(sequence, other, indices, scale=scale, want_lse=True)
             check_attend(
-    result, base.out.astype(
-        np.float64), base.lse.astype(
-            np.float64), "same score, other split")
+                result, base.out.astype(np.float64), base.lse.astype(np.float64), "same score, other split"
+            )
         for scale in (0.0, -0.03, 1.0):
-            check_attend(s.attend(sequence, q, indices, scale=scale, want_lse=True),
-                         *attend_reference(MAIN, q, kv, indices, scale), "scale %g" % scale)
+            check_attend(
+                s.attend(sequence, q, indices, scale=scale, want_lse=True),
+                *attend_reference(MAIN, q, kv, indices, scale),
+                "scale %g" % scale
+            )
 
 
 @test()
@@ -407,37 +485,38 @@ def attend_options(server, rng):
         sequence = s.create()
         s.append(sequence, random_rows(rng, 300))
         kv = s.export(sequence, dtype=pb.DTYPE_BF16)
-        for heads, width, s_q in ((1, 1, 1), (1, 63, 3), (3, 64, 2), (16, 65, 2),
-                                  (64, 129, 2), (128, 2051, 1), (7, 2112, 2)):
+        for heads, width, s_q in (
+            (1, 1, 1),
+            (1, 63, 3),
+            (3, 64, 2),
+            (16, 65, 2),
+            (64, 129, 2),
+            (128, 2051, 1),
+            (7, 2112, 2),
+        ):
             q, indices = random_q(rng, s_q, heads), random_indices(rng, s_q, width, 300, 0.3)
             lengths = rng.integers(0, width + 1, s_q).astype(np.int32)
             sink = rng.standard_normal(heads).astype(np.float32) * 2
             sink[0] = -np.inf
             for given in ({}, {"lengths": lengths}, {"sink": sink}, {"lengths": lengths, "sink": sink}):
                 result = s.attend(sequence, q, indices, want_lse=True, **given)
-                check_attend(result, *attend_reference(MAIN, q, kv, indices, 0.05, **given),
-                             "heads %d width %d %s" % (heads, width, sorted(given)))
+                check_attend(
+                    result,
+                    *attend_reference(MAIN, q, kv, indices, 0.05, **given),
+                    "heads %d width %d %s" % (heads, width, sorted(given))
+                )
         q, indices = random_q(rng, 3, 2), random_indices(rng, 3, 16, 300, 0)
         indices[0, :4] = [-1, -2, 300, 2**31 - 1]
-        indices[2, 0] = -2**31
+        indices[2, 0] = -(2**31)
         result = s.attend(sequence, q, indices, want_lse=True)
         equal(result.n_invalid, 4, "n_invalid: out of range other than -1")
         check_attend(result, *attend_reference(MAIN, q, kv, indices, 0.05), "with invalid lanes")
-        for lengths, expected in (([0, 0, 0], True), ([-5, 0, -2**31], True), ([99, 17, 2**31 - 1], False)):
+        for lengths, expected in (([0, 0, 0], True), ([-5, 0, -(2**31)], True), ([99, 17, 2**31 - 1], False)):
             lengths = np.array(lengths, np.int32)
             result = s.attend(sequence, q, indices, lengths=lengths, want_lse=True)
             check_attend(
-    result,
-    *
-    attend_reference(
-        MAIN,
-        q,
-        kv,
-        indices,
-        0.05,
-        lengths=lengths),
-        "lengths %r" %
-         lengths)
+                result, *attend_reference(MAIN, q, kv, indices, 0.05, lengths=lengths), "lengths %r" % lengths
+            )
             equal(bool(np.isneginf(result.lse).all()), expected, "empty with lengths %r" % lengths)
         truth(s.attend(sequence, q, indices).lse is None, "lse comes only when wanted")
         twice = [s.attend(sequence, q, indices, want_lse=True, batch_invariant=True) for _ in range(2)]
@@ -495,8 +574,12 @@ def append_inside_attend(server, rng):
             check_attend(result, *attend_reference(MAIN, q, kv, indices, 0.05), "attend after its append")
         q = random_q(rng, 1, 4)
         op = pb.AppendOp(sequence_id=sequence, rows=inline(rows[:1]), position=5)
-        expect_refusal(lambda: s.attend(sequence, q, np.zeros((1, 8), np.int32), append=op),
-                       ("BAD_RANGE", "FAILED_PRECONDITION"), "attend.append.position", 5)
+        expect_refusal(
+            lambda: s.attend(sequence, q, np.zeros((1, 8), np.int32), append=op),
+            ("BAD_RANGE", "FAILED_PRECONDITION"),
+            "attend.append.position",
+            5,
+        )
         equal(s.get(sequence).n_tokens, 130, "tokens after a refused append")
 
 
@@ -512,12 +595,13 @@ def order_within_a_stream(server, rng):
         everything = np.arange(n, dtype=np.int32)[None, :]
         asked = []
         for i in range(n):
-            s.stream.append(sequence, rows[i:i + 1], wait=False)
+            s.stream.append(sequence, rows[i : i + 1], wait=False)
             asked.append(s.attend(sequence, q, everything, want_lse=True, wait=False))
         for i, request_id in enumerate(asked):
             result = s.stream.wait(request_id)
-            check_attend(result, *attend_reference(MAIN, q,
-                         kv[:i + 1], everything, 0.05), "after %d tokens" % (i + 1))
+            check_attend(
+                result, *attend_reference(MAIN, q, kv[: i + 1], everything, 0.05), "after %d tokens" % (i + 1)
+            )
             equal(result.n_invalid, n - i - 1, "tokens not yet there")
         equal(s.get(sequence).n_tokens, n, "tokens")
 
@@ -535,19 +619,25 @@ def many_in_flight(server, rng):
         for i in range(n):
             heads = (2, 4)[i % 2]
             q, indices = random_q(rng, 1 + i % 3, heads), random_indices(rng, 1 + i % 3, 30, 100)
-            asked.append((i % 4, q, indices, s.attend(sequences[i % 4], q, indices, want_lse=True, wait=False,
-                                                      priority=int(rng.integers(-100, 101)))))
+            asked.append(
+                (
+                    i % 4,
+                    q,
+                    indices,
+                    s.attend(
+                        sequences[i % 4],
+                        q,
+                        indices,
+                        want_lse=True,
+                        wait=False,
+                        priority=int(rng.integers(-100, 101)),
+                    ),
+                )
+            )
         for which, q, indices, request_id in asked:
             check_attend(
-    s.stream.wait(request_id),
-    *
-    attend_reference(
-        MAIN,
-        q,
-        kv[which],
-        indices,
-        0.05),
-         "in flight")
+                s.stream.wait(request_id), *attend_reference(MAIN, q, kv[which], indices, 0.05), "in flight"
+            )
 
 
 @test(**{"chunk-rows": 16})
@@ -560,13 +650,17 @@ def long_prefill_comes_in_pieces(server, rng):
         result = s.attend(sequence, q, indices, want_lse=True)
         equal([p.n_rows for p in result.pieces], [16] * 6 + [4], "rows of the pieces")
         equal([p.last for p in result.pieces], [False] * 6 + [True], "last")
-        truth(result.last.HasField("timings") and result.last.timings.total_us > 0, "timings with the last piece")
+        truth(
+            result.last.HasField("timings") and result.last.timings.total_us > 0,
+            "timings with the last piece",
+        )
         check_attend(result, *attend_reference(MAIN, q, kv, indices, 0.05), "a long prefill")
         big = random_q(rng, 60, 128)
         wide = random_indices(rng, 60, 8, 128)
         region = s.region(big.nbytes)
-        result = s.attend([(sequence, 60)], region.put(big), wide,
-                          out=pb.Output(dtype=pb.DTYPE_F32), want_lse=True)
+        result = s.attend(
+            [(sequence, 60)], region.put(big), wide, out=pb.Output(dtype=pb.DTYPE_F32), want_lse=True
+        )
         check_attend(result, *attend_reference(MAIN, big, kv, wide, 0.05), "a long reply, inline")
 
 
@@ -582,16 +676,8 @@ def uneven_pieces(server, rng):
             asked.append((q, indices, s.attend(sequence, q, indices, want_lse=True, wait=False)))
         for q, indices, request in asked:
             check_attend(
-    s.stream.wait(request),
-    *
-    attend_reference(
-        MAIN,
-        q,
-        kv,
-        indices,
-        0.05),
-        "%d rows" %
-         len(q))
+                s.stream.wait(request), *attend_reference(MAIN, q, kv, indices, 0.05), "%d rows" % len(q)
+            )
 
 
 @test(**{"batch-rows": 1, "chunk-rows": 1})
@@ -618,10 +704,17 @@ def one_row_larger_than_a_message_is_refused(server, rng):
         region = s.region(1 << 20)
         q = random_q(rng, 1, 128)
         indices = np.zeros((1, 4), np.int32)
-        expect_refusal(lambda: s.attend(sequence, region.put(q), indices, out=pb.Output(dtype=pb.DTYPE_F32)),
-                       "TOO_LARGE", "attend.out")
-        result = s.attend(sequence, region.put(q), indices,
-                          out=pb.Output(dtype=pb.DTYPE_F32, region=region.slice(512 << 10)))
+        expect_refusal(
+            lambda: s.attend(sequence, region.put(q), indices, out=pb.Output(dtype=pb.DTYPE_F32)),
+            "TOO_LARGE",
+            "attend.out",
+        )
+        result = s.attend(
+            sequence,
+            region.put(q),
+            indices,
+            out=pb.Output(dtype=pb.DTYPE_F32, region=region.slice(512 << 10)),
+        )
         truth(result.out is None, "the same result fits a region")
 
 
@@ -663,8 +756,8 @@ def physical_indices(server, rng):
         a, b = s.create(), s.create()
         rows = random_rows(rng, 200)
         for begin in range(0, 200, 50):  # pages of both in turns
-            s.append(a, rows[begin:begin + 25])
-            s.append(b, rows[begin + 25:begin + 50])
+            s.append(a, rows[begin : begin + 25])
+            s.append(b, rows[begin + 25 : begin + 50])
         mine, other = s.get(a), s.get(b)
         equal(len(mine.page_ids), 2, "pages of the sequence")
         truth(not set(mine.page_ids) & set(other.page_ids), "no page has two owners")
@@ -694,19 +787,16 @@ def physical_indices_need_the_flag(server, rng):
         s.append(sequence, random_rows(rng, 3))
         q, indices = random_q(rng, 1, 1), np.zeros((1, 1), np.int32)
         expect_refusal(
-    lambda: s.attend(
-        sequence,
-        q,
-        indices,
-        space=pb.INDEX_SPACE_PHYSICAL),
-        "ACCESS_DENIED",
-         "attend.space")
+            lambda: s.attend(sequence, q, indices, space=pb.INDEX_SPACE_PHYSICAL),
+            "ACCESS_DENIED",
+            "attend.space",
+        )
         expect_refusal(lambda: s.attend(sequence, q, indices, space=0), "BAD_REQUEST", "attend.space", 0)
         expect_refusal(lambda: s.attend(0, q, indices), "NOT_FOUND", "attend.segments[0].sequence_id", 0)
         equal(list(s.get(sequence).page_ids), [], "page ids are not told without the flag")
 
 
-# ---- support rules -----------------------------------------------------
+# ---- support rules ----
 
 
 @test()
@@ -727,24 +817,29 @@ def rules_refuse_by_name(server, rng):
         refused(pb.Tensor(dtype=pb.DTYPE_BF16, shape=[1, 2, 512], inline=bytes(2048)))
         refused(pb.Tensor(dtype=pb.DTYPE_F32, shape=[1, 2, 576], inline=bytes(4608)))
         equal(refused(random_q(rng, 1, 2), context_parallel=2).rule, "cpu_no_context_parallel", "rule")
-        expect_refusal(lambda: s.attend(sequence, random_q(rng, 1, 2), indices, phase="train"), "BAD_REQUEST",
-                       "attend.phase", "train")
+        expect_refusal(
+            lambda: s.attend(sequence, random_q(rng, 1, 2), indices, phase="train"),
+            "BAD_REQUEST",
+            "attend.phase",
+            "train",
+        )
         for phase in ("", "prefill", "decode"):
             s.attend(sequence, random_q(rng, 1, 2), indices, phase=phase, context_parallel=1)
 
 
 @test(own=True)
 def start_up_refuses_what_no_rule_serves(env, rng):
-    for flags, words in (({"layout": "scaled_512_0", "decode-layout": "bf16_512"}, ("pool_layout_agrees", "scaled_512_0")),
-                         ({"device": "cuda"}, ("cuda", "rule")),
-                         ({"context-parallel": "2"}, ("cpu_no_context_parallel", "2")),
-                         ({"layout": "scaled_999"}, ("layout", "scaled_999")),
-                         ({"layout": ""}, ("layout",)),
-                         ({"no-such-flag": "1"}, ("no-such-flag",)),
-                         ({"max-rows": "x"}, ("max-rows", "x")),
-                         ({"write-rule": "odd"}, ("write-rule", "odd")),
-                         ({"batch-rows": "1"}, ("batch-rows", "chunk-rows")),
-                         ({"host-tier": "disk"}, ("host-tier", "disk"))):
+    for flags, words in (
+        ({"layout": "scaled_512_0", "decode-layout": "bf16_512"}, ("pool_layout_agrees", "scaled_512_0")),
+        ({"device": "cuda"}, ("cuda", "rule")),
+        ({"context-parallel": "2"}, ("cpu_no_context_parallel", "2")),
+        ({"layout": "scaled_999"}, ("layout", "scaled_999")),
+        ({"layout": ""}, ("layout",)),
+        ({"no-such-flag": "1"}, ("no-such-flag",)),
+        ({"max-rows": "x"}, ("max-rows", "x")),
+        ({"write-rule": "odd"}, ("write-rule", "odd")),
+        ({"host-tier": "disk"}, ("host-tier", "disk")),
+    ):
         server = Server(env, **flags)
         code = server.wait_exit(5 * SLOW)
         truth(code in (1, 2), "exit code %d with %r" % (code, flags))
@@ -759,7 +854,7 @@ def without_shared_memory(server, rng):
         expect_refusal(lambda: s.region(4096), "UNSUPPORTED", "memfd")
 
 
-# ---- regions -----------------------------------------------------------
+# ---- regions ----
 
 
 @test()
@@ -777,42 +872,38 @@ def tensors_in_regions(server, rng):
         s.append(twin, rows)
         same_bits(s.export(sequence), s.export(twin), "rows appended by handle")
         at = {"q": 0x40000, "indices": 0x50000, "lengths": 0x60000, "sink": 0x60100}
-        inputs = {k: region.put(v, at[k]) for k, v in
-                  (("q", q), ("indices", indices), ("lengths", lengths), ("sink", sink))}
+        inputs = {
+            k: region.put(v, at[k])
+            for k, v in (("q", q), ("indices", indices), ("lengths", lengths), ("sink", sink))
+        }
         for dtype, width in ((pb.DTYPE_BF16, 2), (pb.DTYPE_F32, 4)):
             plain = s.attend(
-    twin,
-    q,
-    indices,
-    lengths=lengths,
-    sink=sink,
-    want_lse=True,
-    out=pb.Output(
-        dtype=dtype))
+                twin, q, indices, lengths=lengths, sink=sink, want_lse=True, out=pb.Output(dtype=dtype)
+            )
             region.bytes[0x80000:] = 0xEE
-            result = s.attend([(sequence,
-    3)],
-    inputs["q"],
-    inputs["indices"],
-    lengths=inputs["lengths"],
-    sink=inputs["sink"],
-    want_lse=True,
-    out=pb.Output(dtype=dtype,
-    region=region.slice(0x80000)),
-     lse=pb.Output(region=region.slice(0xC0000)))
+            result = s.attend(
+                [(sequence, 3)],
+                inputs["q"],
+                inputs["indices"],
+                lengths=inputs["lengths"],
+                sink=inputs["sink"],
+                want_lse=True,
+                out=pb.Output(dtype=dtype, region=region.slice(0x80000)),
+                lse=pb.Output(region=region.slice(0xC0000)),
+            )
             truth(result.out is None and result.lse is None, "results in a region are not sent as well")
             n = 3 * 5 * 512 * width
             same_bits(
-    region.view(
-        plain.out_bits.dtype,
-        plain.out_bits.shape,
-        0x80000),
-        plain.out_bits,
-         "out in a region")
+                region.view(plain.out_bits.dtype, plain.out_bits.shape, 0x80000),
+                plain.out_bits,
+                "out in a region",
+            )
             same_bits(region.view(np.float32, (3, 5), 0xC0000), plain.lse, "lse in a region")
-            truth((region.bytes[0x80000 +
-    n:0xC0000] == 0xEE).all() and (region.bytes[0xC0000 +
-     60:] == 0xEE).all(), "bytes after the results were touched")
+            truth(
+                (region.bytes[0x80000 + n : 0xC0000] == 0xEE).all()
+                and (region.bytes[0xC0000 + 60 :] == 0xEE).all(),
+                "bytes after the results were touched",
+            )
         equal(region.unregister(), pb.REGION_STATE_GONE, "unregister when idle")
         expect_refusal(lambda: s.append(sequence, region.put(rows)), "NOT_FOUND")
         expect_refusal(region.unregister, "NOT_FOUND")
@@ -830,38 +921,29 @@ def strides(server, rng):
         dense = s.attend(sequence, q, indices, want_lse=True)
         region.bytes[:] = 0x7F
         variants = {
-    "padded heads": (
-        0,
-        (3 * 1200,
-        1200,
-        2)),
-        "heads and tokens swapped": (
-            0,
-            (1152,
-            4 * 1152,
-            2)),
-            "offset of one element": (
-                2,
-                (3456,
-                1152,
-                2)),
-                "padded rows": (
-                    64,
-                    (5000,
-                    1152,
-                     2))}
+            "padded heads": (0, (3 * 1200, 1200, 2)),
+            "heads and tokens swapped": (0, (1152, 4 * 1152, 2)),
+            "offset of one element": (2, (3456, 1152, 2)),
+            "padded rows": (64, (5000, 1152, 2)),
+        }
         for name, (offset, steps) in variants.items():
-            region.bytes[:1 << 20] = 0x7F
+            region.bytes[: 1 << 20] = 0x7F
             result = s.attend([(sequence, 4)], region.put(q, offset, steps), indices, want_lse=True)
             same_bits(result.out_bits, dense.out_bits, "q with " + name)
         index_steps = (40 * 4, 4)
-        same_bits(s.attend(sequence, q, region.put(indices, 512 << 10, index_steps)).out_bits, dense.out_bits,
-                  "indices with padded rows")
+        same_bits(
+            s.attend(sequence, q, region.put(indices, 512 << 10, index_steps)).out_bits,
+            dense.out_bits,
+            "indices with padded rows",
+        )
         twin = s.create()
         s.append(twin, region.put(rows, 600 << 10, (1300, 2)))
         same_bits(s.export(twin), s.export(sequence), "rows with padded pitch")
-        for name, steps in (("padded heads", (3 * 1100, 1100, 2)), ("padded rows", (4000, 1024, 2)),
-                            ("heads and tokens swapped", (1024, 4 * 1024, 2))):
+        for name, steps in (
+            ("padded heads", (3 * 1100, 1100, 2)),
+            ("padded rows", (4000, 1024, 2)),
+            ("heads and tokens swapped", (1024, 4 * 1024, 2)),
+        ):
             base = 1 << 20
             region.bytes[base:] = 0x7F
             out = pb.Output(region=region.slice(base), strides_bytes=steps)
@@ -872,49 +954,71 @@ def strides(server, rng):
                 truth("strides" in refused.status.field, "refused, but not by the strides: %s" % refused)
                 continue
             view = np.lib.stride_tricks.as_strided(
-                region.bytes[base:base + 2].view(np.uint16), (4, 3, 512), steps)
+                region.bytes[base : base + 2].view(np.uint16), (4, 3, 512), steps
+            )
             same_bits(np.array(view), dense.out_bits, "out with " + name)
             touched = np.zeros(len(region.bytes) - base, bool)
             np.lib.stride_tricks.as_strided(touched, (4, 3, 1024), (*steps[:2], 1))[...] = True
             truth((region.bytes[base:][~touched] == 0x7F).all(), "gap bytes of out with %s changed" % name)
         lse = pb.Output(region=region.slice(1 << 20), strides_bytes=(64, 4))
-        region.bytes[1 << 20:] = 0x7F
+        region.bytes[1 << 20 :] = 0x7F
         s.attend(sequence, q, indices, want_lse=True, lse=lse)
         got = np.lib.stride_tricks.as_strided(
-            region.bytes[1 << 20:(1 << 20) + 4].view(np.float32), (4, 3), (64, 4))
+            region.bytes[1 << 20 : (1 << 20) + 4].view(np.float32), (4, 3), (64, 4)
+        )
         same_bits(np.array(got), dense.lse, "lse with padded rows")
 
         def refuse_q(steps):
             tensor = pb.Tensor(
-    dtype=pb.DTYPE_BF16,
-    shape=[
-        4,
-        3,
-        576],
-        strides_bytes=steps,
-         region=region.slice())
-            status = expect_refusal(lambda: s.attend(
-                [(sequence, 4)], tensor, indices), ("BAD_SHAPE", "BAD_RANGE", "BAD_REQUEST"))
+                dtype=pb.DTYPE_BF16, shape=[4, 3, 576], strides_bytes=steps, region=region.slice()
+            )
+            status = expect_refusal(
+                lambda: s.attend([(sequence, 4)], tensor, indices), ("BAD_SHAPE", "BAD_RANGE", "BAD_REQUEST")
+            )
             truth(
-    status.field.startswith(
-        ("attend.q.strides_bytes", "attend.q.shape")), "field %r for %r" %
-         (status.field, steps))
+                status.field.startswith(("attend.q.strides_bytes", "attend.q.shape")),
+                "field %r for %r" % (status.field, steps),
+            )
 
-        for steps in ((3456, 1152, 4), (3456, 1152, 0), (3456, 1152, -2), (-3456, 1152, 2), (3456, -1152, 2), (0, 1152, 2),
-                      (3456, 0, 2), (3456, 1150, 2), (1152, 1152, 2), (3454, 1152, 2), (3456, 1152), (3456, 1152, 2, 2),
-                      (3457, 1152, 2), (2**63 - 2, 1152, 2), (-2**63, 1152, 2)):
+        for steps in (
+            (3456, 1152, 4),
+            (3456, 1152, 0),
+            (3456, 1152, -2),
+            (-3456, 1152, 2),
+            (3456, -1152, 2),
+            (0, 1152, 2),
+            (3456, 0, 2),
+            (3456, 1150, 2),
+            (1152, 1152, 2),
+            (3454, 1152, 2),
+            (3456, 1152),
+            (3456, 1152, 2, 2),
+            (3457, 1152, 2),
+            (2**63 - 2, 1152, 2),
+            (-(2**63), 1152, 2),
+        ):
             refuse_q(steps)
-        for steps in ((3072, 1000, 2), (1024, 1024, 2), (0, 1024, 2),
-                      (-3072, 1024, 2), (3072, 1024, 4), (3000, 1024, 2)):
+        for steps in (
+            (3072, 1000, 2),
+            (1024, 1024, 2),
+            (0, 1024, 2),
+            (-3072, 1024, 2),
+            (3072, 1024, 4),
+            (3000, 1024, 2),
+        ):
             out = pb.Output(region=region.slice(), strides_bytes=steps)
-            status = expect_refusal(lambda: s.attend(sequence, q, indices, out=out),
-                                    ("BAD_SHAPE", "BAD_RANGE", "BAD_REQUEST"))
-            truth(status.field.startswith("attend.out.strides_bytes"),
-                  "field %r for out %r" % (status.field, steps))
+            status = expect_refusal(
+                lambda: s.attend(sequence, q, indices, out=out), ("BAD_SHAPE", "BAD_RANGE", "BAD_REQUEST")
+            )
+            truth(
+                status.field.startswith("attend.out.strides_bytes"),
+                "field %r for out %r" % (status.field, steps),
+            )
         tensor = inline(q)
         tensor.strides_bytes.extend([3456, 1152, 2])
-        expect_refusal(lambda: s.attend([(sequence, 4)], tensor, indices),
-                       "BAD_SHAPE", "attend.q.strides_bytes")
+        expect_refusal(
+            lambda: s.attend([(sequence, 4)], tensor, indices), "BAD_SHAPE", "attend.q.strides_bytes"
+        )
 
 
 @test(**{"pool-pages": 2048})
@@ -935,19 +1039,10 @@ def tensor_of_64_mib_by_handle(server, rng):
         indices[:, :] = rng.integers(0, rows_n, (2, 2048))
         kv = np.tile(dequantize(MAIN, stored), (rows_n // 1024 + 1, 1))[:rows_n]
         check_attend(
-    s.attend(
-        sequence,
-        q,
-        indices,
-        want_lse=True),
-        *
-        attend_reference(
-            MAIN,
-            q,
-            kv,
-            indices,
-            0.05),
-             "big")
+            s.attend(sequence, q, indices, want_lse=True),
+            *attend_reference(MAIN, q, kv, indices, 0.05),
+            "big"
+        )
 
 
 @test()
@@ -959,14 +1054,19 @@ def eight_mib_inline_is_refused(server, rng):
         equal(limit, 4 << 20, "max_inline_bytes")
         fits = limit // 1152
         big = np.tile(rows, (fits // 128 + 2, 1))
-        expect_refusal(lambda: s.append(sequence,
-    big[:fits + 1]),
-    "TOO_LARGE",
-    "append.rows.inline",
-    (fits + 1) * 1152,
-     grpc.StatusCode.RESOURCE_EXHAUSTED)
-        expect_refusal(lambda: s.stream.append(sequence, big[:fits + 1]), "TOO_LARGE", "append.rows.inline",
-                       (fits + 1) * 1152)
+        expect_refusal(
+            lambda: s.append(sequence, big[: fits + 1]),
+            "TOO_LARGE",
+            "append.rows.inline",
+            (fits + 1) * 1152,
+            grpc.StatusCode.RESOURCE_EXHAUSTED,
+        )
+        expect_refusal(
+            lambda: s.stream.append(sequence, big[: fits + 1]),
+            "TOO_LARGE",
+            "append.rows.inline",
+            (fits + 1) * 1152,
+        )
         equal(s.append(sequence, big[:fits]).n_tokens, fits, "the largest inline tensor")
         s.truncate(sequence, 0)
         over = np.tile(rows, ((8 << 20) // rows.nbytes + 1, 1))
@@ -990,8 +1090,12 @@ def large_messages_on_a_stream(server, rng):
         above = np.zeros((limit // 1152 + 2, 576), np.uint16)
         stream = AttendStream(s)
         stream.wait_until_read()
-        expect_refusal(lambda: stream.append(sequence, above), "TOO_LARGE", "message",
-                       code=grpc.StatusCode.RESOURCE_EXHAUSTED)
+        expect_refusal(
+            lambda: stream.append(sequence, above),
+            "TOO_LARGE",
+            "message",
+            code=grpc.StatusCode.RESOURCE_EXHAUSTED,
+        )
         equal(stream.append(sequence, random_rows(rng, 3)).n_tokens, 3, "the same stream goes on")
         stream.append(sequence, np.tile(above, (8, 1)), wait=False)
         try:
@@ -1000,13 +1104,10 @@ def large_messages_on_a_stream(server, rng):
         except grpc.RpcError as error:
             equal(error.code(), grpc.StatusCode.RESOURCE_EXHAUSTED, "code")
         equal(
-    s.stream.append(
-        sequence,
-        random_rows(
-            rng,
-            3)).n_tokens,
+            s.stream.append(sequence, random_rows(rng, 3)).n_tokens,
             6,
-             "another stream of the session goes on")
+            "another stream of the session goes on",
+        )
 
 
 @test(layers=2)
@@ -1015,22 +1116,29 @@ def export_is_chunked(server, rng):
         sequence = s.create()
         rows = np.tile(random_rows(rng, 500), (10, 1))
         for begin in range(0, 5000, 2500):
-            s.append(sequence, rows[begin:begin + 2500])
+            s.append(sequence, rows[begin : begin + 2500])
         request = pb.ExportRowsRequest(session=s.token, sequence_id=sequence)
         chunks = list(s.client.export(request))
         truth(len(chunks) > 1, "5000 rows in one message")
-        truth(max(len(c.rows) for c in chunks) <=
-              server.capabilities.limits.max_message_bytes // 2, "a chunk too large")
+        truth(
+            max(len(c.rows) for c in chunks) <= server.capabilities.limits.max_message_bytes // 2,
+            "a chunk too large",
+        )
         same_bits(s.export(sequence), quantize(MAIN, rows)[0], "5000 rows")
         equal(len(s.export(sequence, first=4999)), 1, "the last row")
-        for first, n, value in ((5001, 0, 5001), (5000, 1, None), (0, 5001, None),
-                                (2**64 - 1, 2, None), (1, 2**64 - 1, None)):
+        for first, n, value in (
+            (5001, 0, 5001),
+            (5000, 1, None),
+            (0, 5001, None),
+            (2**64 - 1, 2, None),
+            (1, 2**64 - 1, None),
+        ):
             expect_refusal(lambda: s.export(sequence, first=first, n_tokens=n), "BAD_RANGE", value=value)
         expect_refusal(lambda: s.export(sequence, layer=2), "BAD_RANGE", "layer", 2)
         expect_refusal(lambda: s.export(sequence, dtype=pb.DTYPE_I32), "BAD_REQUEST", "dtype", pb.DTYPE_I32)
 
 
-# ---- sequences ---------------------------------------------------------
+# ---- sequences ----
 
 
 @test()
@@ -1047,23 +1155,32 @@ def fork_counts_and_copies(server, rng):
                 b = forked.id
                 equal(forked.n_tokens, n, "tokens of the fork")
                 pool = server.control.pool()
-                equal((pool.n_pages_used, pool.n_pages_shared),
-                      (pages_after_fork, shared), "pages after a fork at %d" % n)
+                equal(
+                    (pool.n_pages_used, pool.n_pages_shared),
+                    (pages_after_fork, shared),
+                    "pages after a fork at %d" % n,
+                )
                 equal(s.get(a).n_pages_shared, shared, "A's shared pages")
                 equal(pool.page_refs, pool.n_pages_used + shared, "references")
                 for sequence, own in (((a, own_a), (b, own_b)) if a_first else ((b, own_b), (a, own_a))):
                     s.append(sequence, own)
-                same_bits(s.export(a), quantize(MAIN, np.concatenate(
-                    [rows, own_a]))[0], "A after both appends")
-                same_bits(s.export(b), quantize(MAIN, np.concatenate(
-                    [rows[:n], own_b]))[0], "B after both appends")
+                same_bits(
+                    s.export(a), quantize(MAIN, np.concatenate([rows, own_a]))[0], "A after both appends"
+                )
+                same_bits(
+                    s.export(b), quantize(MAIN, np.concatenate([rows[:n], own_b]))[0], "B after both appends"
+                )
                 s.release(a if a_first else b)
-                left, expected = (b, np.concatenate([rows[:n], own_b])
-                                  ) if a_first else (a, np.concatenate([rows, own_a]))
+                left, expected = (
+                    (b, np.concatenate([rows[:n], own_b])) if a_first else (a, np.concatenate([rows, own_a]))
+                )
                 same_bits(s.export(left), quantize(MAIN, expected)[0], "the other after a release")
                 pool = server.control.pool()
-                equal((pool.n_pages_used, pool.n_pages_shared),
-                      (-(-len(expected) // 64), 0), "pages after a release")
+                equal(
+                    (pool.n_pages_used, pool.n_pages_shared),
+                    (-(-len(expected) // 64), 0),
+                    "pages after a release",
+                )
 
 
 @test()
@@ -1084,8 +1201,9 @@ def forks_of_forks(server, rng):
         s.truncate(b, 10)  # the first page is shared: 10 tokens of it are kept, nothing copied until a write
         same_bits(s.export(b), quantize(MAIN, rows[:10])[0], "B cut")
         s.append(b, rows[50:60])
-        same_bits(s.export(b), quantize(MAIN, np.concatenate(
-            [rows[:10], rows[50:60]]))[0], "B after its own write")
+        same_bits(
+            s.export(b), quantize(MAIN, np.concatenate([rows[:10], rows[50:60]]))[0], "B after its own write"
+        )
         same_bits(s.export(a)[:200], quantize(MAIN, rows)[0], "A is not disturbed")
         same_bits(s.export(c), quantize(MAIN, rows[:140])[0], "C is not disturbed")
         for sequence in (a, b, c):
@@ -1104,13 +1222,20 @@ def fork_and_truncate_bounds(server, rng):
             expect_refusal(lambda: s.truncate(a, n), "BAD_RANGE", "n_tokens", n)
         for keep, pages in ((70, 2), (65, 2), (64, 1), (1, 1), (0, 0)):
             state = s.truncate(a, keep)
-            equal((state.n_tokens, state.n_pages, server.control.pool().n_pages_used),
-                  (keep, pages, pages), "truncate")
+            equal(
+                (state.n_tokens, state.n_pages, server.control.pool().n_pages_used),
+                (keep, pages, pages),
+                "truncate",
+            )
         for unknown in (0, 99999, 2**64 - 1):
             for name in ("ForkSequence", "TruncateSequence", "ReleaseSequence", "GetSequence"):
                 expect_refusal(lambda: s.call(name, sequence_id=unknown), "NOT_FOUND", "sequence_id", unknown)
-        expect_refusal(lambda: s.call("CreateSequence", device_uuid="GPU-none"), ("NOT_FOUND", "BAD_REQUEST"),
-                       "device_uuid", "GPU-none")
+        expect_refusal(
+            lambda: s.call("CreateSequence", device_uuid="GPU-none"),
+            ("NOT_FOUND", "BAD_REQUEST"),
+            "device_uuid",
+            "GPU-none",
+        )
         uuid = server.capabilities.devices[0].uuid
         equal(s.call("CreateSequence", device_uuid=uuid).device_uuid, uuid, "device of a sequence")
 
@@ -1122,18 +1247,17 @@ def full_pool_is_an_ordinary_answer(server, rng):
         rows = random_rows(rng, 260)
         s.append(a, rows[:190])  # 3 pages
         s.append(b, rows[:64])
-        status = expect_refusal(lambda: s.append(b, rows[:1]),
-                                "NO_PAGES", code=grpc.StatusCode.RESOURCE_EXHAUSTED)
+        status = expect_refusal(
+            lambda: s.append(b, rows[:1]), "NO_PAGES", code=grpc.StatusCode.RESOURCE_EXHAUSTED
+        )
         truth(status.retry_after_us > 0, "NO_PAGES gives a retry hint")
         equal(s.append(a, rows[190:192]).n_tokens, 192, "room in A's own last page")
         expect_refusal(lambda: s.append(a, rows[:1]), "NO_PAGES")
         expect_refusal(lambda: s.stream.append(a, rows[:1]), "NO_PAGES")
         op = pb.AppendOp(sequence_id=a, rows=inline(rows[:1]))
         expect_refusal(
-    lambda: s.attend(
-        a, random_q(
-            rng, 1, 1), np.zeros(
-                (1, 1), np.int32), append=op), "NO_PAGES")
+            lambda: s.attend(a, random_q(rng, 1, 1), np.zeros((1, 1), np.int32), append=op), "NO_PAGES"
+        )
         expect_refusal(lambda: s.fork(a, 65), "NO_PAGES")
         equal(s.get(a).n_tokens, 192, "A after the refusals")
         same_bits(s.export(a), quantize(MAIN, rows[:192])[0], "A is usable after a failed fork")
@@ -1153,25 +1277,29 @@ def draft_tokens_near_the_limit(server, rng):
         kv = dequantize(MAIN, quantize(MAIN, rows)[0])
         for length in range(252, 257):
             sequence = s.create()
-            s.append(sequence, rows[:length - 4])
+            s.append(sequence, rows[: length - 4])
             q = random_q(rng, 4, 3)
             indices = np.tile(np.arange(length, dtype=np.int32), (4, 1))
             indices[3] = -1
-            op = pb.AppendOp(sequence_id=sequence, rows=inline(rows[length - 4:length]))
+            op = pb.AppendOp(sequence_id=sequence, rows=inline(rows[length - 4 : length]))
             result = s.attend(sequence, q, indices, append=op, want_lse=True)
             check_attend(result, *attend_reference(MAIN, q, kv[:length], indices, 0.05), "length %d" % length)
             pages = server.control.pool().n_pages_used
             for n in range(257 - length, 261 - length):
-                op = pb.AppendOp(sequence_id=sequence, rows=inline(rows[length:length + n]))
+                op = pb.AppendOp(sequence_id=sequence, rows=inline(rows[length : length + n]))
                 expect_refusal(lambda: s.attend(sequence, q, indices, append=op), ("BAD_RANGE", "LIMIT"))
-                expect_refusal(lambda: s.append(sequence, rows[length:length + n]), ("BAD_RANGE", "LIMIT"))
+                expect_refusal(lambda: s.append(sequence, rows[length : length + n]), ("BAD_RANGE", "LIMIT"))
             equal(server.control.pool().n_pages_used, pages, "pages after refused appends")
             same_bits(s.export(sequence), quantize(MAIN, rows[:length])[0], "rows after refused appends")
             s.release(sequence)
         sequence = s.create()
         s.append(sequence, rows[:10])
-        expect_refusal(lambda: s.attend([(sequence, 4)], random_q(rng, 4, 2), np.zeros(
-            (3, 4), np.int32)), "BAD_SHAPE", "attend.indices.shape[0]", 3)
+        expect_refusal(
+            lambda: s.attend([(sequence, 4)], random_q(rng, 4, 2), np.zeros((3, 4), np.int32)),
+            "BAD_SHAPE",
+            "attend.indices.shape[0]",
+            3,
+        )
 
 
 @test()
@@ -1182,10 +1310,18 @@ def append_position_is_checked(server, rng):
         s.append(a, rows, position=0)
         s.append(a, rows, position=5)
         for position in (0, 9, 11, 2**64 - 1):
-            expect_refusal(lambda: s.append(a, rows, position=position), ("BAD_RANGE", "FAILED_PRECONDITION"),
-                           "append.position", position)
-            expect_refusal(lambda: s.stream.append(a, rows, position=position),
-                           ("BAD_RANGE", "FAILED_PRECONDITION"), "append.position", position)
+            expect_refusal(
+                lambda: s.append(a, rows, position=position),
+                ("BAD_RANGE", "FAILED_PRECONDITION"),
+                "append.position",
+                position,
+            )
+            expect_refusal(
+                lambda: s.stream.append(a, rows, position=position),
+                ("BAD_RANGE", "FAILED_PRECONDITION"),
+                "append.position",
+                position,
+            )
         equal(s.get(a).n_tokens, 10, "tokens")
 
 
@@ -1203,29 +1339,22 @@ def layers_of_different_length(server, rng):
             expected = [np.concatenate([first, both[0]]), both[1]]
         except grpc.RpcError as error:
             truth(
-    refused_from(error).status.reason in (
-        "FAILED_PRECONDITION",
-        "BAD_REQUEST",
-        "BAD_RANGE"),
-        "%s" %
-         error.details())
+                refused_from(error).status.reason in ("FAILED_PRECONDITION", "BAD_REQUEST", "BAD_RANGE"),
+                "%s" % error.details(),
+            )
         equal(list(s.get(sequence).layer_tokens), [len(expected[0]), len(expected[1]), 0], "layer lengths")
         s.append(sequence, second, layer=1)
         expected[1] = np.concatenate([expected[1], second])
         for layer, rows in enumerate(expected):
             same_bits(s.export(sequence, layer=layer), quantize(MAIN, rows)[0], "layer %d" % layer)
-        for bad in (pb.Tensor(dtype=1, shape=[70, 576], inline=bytes(70 * 1152)),
-                    pb.Tensor(dtype=1, shape=[2, 35, 576], inline=bytes(70 * 1152))):
+        for bad in (
+            pb.Tensor(dtype=1, shape=[70, 576], inline=bytes(70 * 1152)),
+            pb.Tensor(dtype=1, shape=[2, 35, 576], inline=bytes(70 * 1152)),
+        ):
             expect_refusal(lambda: s.append(sequence, bad, n_layers=3), "BAD_SHAPE")
         expect_refusal(
-    lambda: s.append(
-        sequence,
-        inline(both),
-        layer=2,
-        n_layers=2),
-        "BAD_RANGE",
-        "append.n_layers",
-         2)
+            lambda: s.append(sequence, inline(both), layer=2, n_layers=2), "BAD_RANGE", "append.n_layers", 2
+        )
 
 
 @test(layers=3)
@@ -1238,14 +1367,25 @@ def strict_append_is_all_or_nothing(server, rng):
         bad[2, 69, 511] = 0x7FC0
         expect_refusal(lambda: s.append(sequence, inline(bad), n_layers=3, strict=True), "NONFINITE")
         state = s.get(sequence)
-        equal((list(state.layer_tokens), state.n_pages, server.control.pool().n_pages_used),
-              ([0, 0, 0], 0, 0), "afterwards")
+        equal(
+            (list(state.layer_tokens), state.n_pages, server.control.pool().n_pages_used),
+            ([0, 0, 0], 0, 0),
+            "afterwards",
+        )
         s.append(sequence, inline(good), n_layers=3, strict=True)
         region = s.region(1 << 16)
         region.bytes[:] = 0xEE
         op = pb.AppendOp(sequence_id=sequence, n_layers=3, rows=inline(bad), strict=True)
-        expect_refusal(lambda: s.attend(sequence, random_q(rng, 2, 3), np.zeros((2, 4), np.int32), append=op,
-                                        out=pb.Output(region=region.slice())), "NONFINITE")
+        expect_refusal(
+            lambda: s.attend(
+                sequence,
+                random_q(rng, 2, 3),
+                np.zeros((2, 4), np.int32),
+                append=op,
+                out=pb.Output(region=region.slice()),
+            ),
+            "NONFINITE",
+        )
         truth((region.bytes == 0xEE).all(), "an attend whose append failed has written its output")
         equal(list(s.get(sequence).layer_tokens), [70, 70, 70], "layers afterwards")
         for layer in range(3):
@@ -1287,12 +1427,13 @@ def forks_written_at_the_same_time(server, rng):
         asked = []
         for i in range(0, 90, 3):
             for sequence, rows, stream in zip(family, own, streams):
-                asked.append((stream, stream.append(sequence, rows[i:i + 3], wait=False)))
+                asked.append((stream, stream.append(sequence, rows[i : i + 3], wait=False)))
         for stream, request in asked:
             stream.wait(request)
         for sequence, n, rows in zip(family, lengths, own):
-            same_bits(s.export(sequence), quantize(
-                MAIN, np.concatenate([base[:n], rows]))[0], "a fork at %d" % n)
+            same_bits(
+                s.export(sequence), quantize(MAIN, np.concatenate([base[:n], rows]))[0], "a fork at %d" % n
+            )
         for stream in streams:
             stream.close()
 
@@ -1305,15 +1446,19 @@ def batch_invariant_rows(server, rng):
         s.append(sequence, random_rows(rng, 500))
         q, indices = random_q(rng, 40, 8), random_indices(rng, 40, 300, 500)
         together = s.attend(sequence, q, indices, want_lse=True, batch_invariant=True)
-        asked = [s.attend(sequence, q[t:t + 1], indices[t:t + 1], want_lse=True,
-                          batch_invariant=True, wait=False) for t in range(40)]
+        asked = [
+            s.attend(
+                sequence, q[t : t + 1], indices[t : t + 1], want_lse=True, batch_invariant=True, wait=False
+            )
+            for t in range(40)
+        ]
         for t, request in enumerate(asked):
             alone = s.stream.wait(request)
-            same_bits(alone.out_bits, together.out_bits[t:t + 1], "row %d" % t)
-            same_bits(alone.lse, together.lse[t:t + 1], "lse of row %d" % t)
+            same_bits(alone.out_bits, together.out_bits[t : t + 1], "row %d" % t)
+            same_bits(alone.lse, together.lse[t : t + 1], "lse of row %d" % t)
 
 
-# ---- poison (DSA-03 through the service) -------------------------------
+# ---- poison (DSA-03 through the service) ----
 
 
 def poison(n):
@@ -1360,14 +1505,16 @@ def poison_is_never_read(server, rng):
         s.truncate(filler, 64 * 13)  # three pages go back, still poisoned inside
         sequence = s.create()
         s.append(sequence, rows)  # two pages: the second one's tail is poison
-        for n, (got, want) in enumerate(zip(attend_all_shapes(
-            s, sequence, 100, np.random.default_rng(seed)), expected)):
+        for n, (got, want) in enumerate(
+            zip(attend_all_shapes(s, sequence, 100, np.random.default_rng(seed)), expected)
+        ):
             same_bits(got[0], want[0], "request %d, out" % n)
             same_bits(got[1], want[1], "request %d, lse" % n)
         same_bits(s.export(filler)[0], poison(1)[0], "slot of the first page is as it was")
         held = set(s.get(sequence).page_ids) | set(s.get(filler).page_ids)
-        slots = np.array([-1] * 64 + [int(p) * 64 + \
-                         5 for p in s.get(sequence).page_ids[:1]], np.int32)[None, :]
+        slots = np.array([-1] * 64 + [int(p) * 64 + 5 for p in s.get(sequence).page_ids[:1]], np.int32)[
+            None, :
+        ]
         q = random_q(np.random.default_rng(seed), 1, 4)
         by_slot = s.attend([(0, 1)], q, slots, space=pb.INDEX_SPACE_PHYSICAL, want_lse=True)
         by_position = s.attend(sequence, q, np.array([[-1] * 64 + [5]], np.int32), want_lse=True)
@@ -1375,51 +1522,58 @@ def poison_is_never_read(server, rng):
         truth(len(held) == 15, "pages held %r" % held)
 
 
-# ---- limits at the door ------------------------------------------------
+# ---- limits at the door ----
 
 
-@test(**{"max-rows": 8,
-    "max-segments": 3,
-    "max-topk": 100,
-    "max-append-rows": 32,
-    "max-sessions": 2,
-    "max-regions": 3,
-    "max-sequences": 4,
-    "max-region-bytes": "1MiB",
-     "layers": 2})
+@test(
+    **{
+        "max-rows": 8,
+        "max-segments": 3,
+        "max-topk": 100,
+        "max-append-rows": 32,
+        "max-sessions": 2,
+        "max-regions": 3,
+        "max-sequences": 4,
+        "max-region-bytes": "1MiB",
+        "layers": 2,
+    }
+)
 def every_limit_holds(server, rng):
     with server.session() as s:
         sequence = s.create()
         s.append(sequence, inline(np.stack([random_rows(rng, 16), random_rows(rng, 16)])), n_layers=2)
         expect_refusal(lambda: s.append(sequence, random_rows(rng, 33)), "TOO_LARGE", "append.rows", 33)
         expect_refusal(
-    lambda: s.append(
-        sequence,
-        inline(
-            np.zeros(
-                (2,
-                17,
-                576),
-                np.uint16)),
-                n_layers=2),
-                "TOO_LARGE",
-                 "append.rows")
+            lambda: s.append(sequence, inline(np.zeros((2, 17, 576), np.uint16)), n_layers=2),
+            "TOO_LARGE",
+            "append.rows",
+        )
         q8, i8 = random_q(rng, 8, 2), random_indices(rng, 8, 10, 32)
         s.attend(sequence, q8, i8)
         expect_refusal(
-    lambda: s.attend(
-        sequence, random_q(
-            rng, 9, 2), random_indices(
-                rng, 9, 10, 32)), "TOO_LARGE", "attend.segments", 9)
+            lambda: s.attend(sequence, random_q(rng, 9, 2), random_indices(rng, 9, 10, 32)),
+            "TOO_LARGE",
+            "attend.segments",
+            9,
+        )
         for count in (2**32 - 1, 2**31):
-            expect_refusal(lambda: s.attend([(sequence, count), (sequence, 2)],
-                           q8, i8), "TOO_LARGE", "attend.segments")
+            expect_refusal(
+                lambda: s.attend([(sequence, count), (sequence, 2)], q8, i8), "TOO_LARGE", "attend.segments"
+            )
         expect_refusal(lambda: s.attend([(sequence, 2)] * 4, q8, i8), "TOO_LARGE", "attend.segments", 4)
         expect_refusal(lambda: s.attend([], q8, i8), "BAD_REQUEST", "attend.segments", 0)
-        expect_refusal(lambda: s.attend([(sequence, 8), (sequence, 0)], q8,
-                       i8), "BAD_REQUEST", "attend.segments[1].n_rows", 0)
-        expect_refusal(lambda: s.attend(sequence, q8, random_indices(rng, 8, 101, 32)), "TOO_LARGE",
-                       "attend.indices.shape[1]", 101)
+        expect_refusal(
+            lambda: s.attend([(sequence, 8), (sequence, 0)], q8, i8),
+            "BAD_REQUEST",
+            "attend.segments[1].n_rows",
+            0,
+        )
+        expect_refusal(
+            lambda: s.attend(sequence, q8, random_indices(rng, 8, 101, 32)),
+            "TOO_LARGE",
+            "attend.indices.shape[1]",
+            101,
+        )
         for _ in range(3):
             s.create()
         expect_refusal(s.create, "LIMIT", code=grpc.StatusCode.RESOURCE_EXHAUSTED)
@@ -1472,11 +1626,11 @@ def request_ids_and_envelopes(server, rng):
         op = attend_op(sequence, q, indices)
         stream = s.stream
         for fields, reason, field in (
-    ({
-        "request_id": 0, "attend": op}, "BAD_REQUEST", "request_id"), ({
-            "request_id": 5}, "BAD_REQUEST", "op"), ({
-                "request_id": 5, "attend": op, "priority": 101}, "BAD_RANGE", "priority"), ({
-                    "request_id": 5, "attend": op, "priority": -2**31}, "BAD_RANGE", "priority")):
+            ({"request_id": 0, "attend": op}, "BAD_REQUEST", "request_id"),
+            ({"request_id": 5}, "BAD_REQUEST", "op"),
+            ({"request_id": 5, "attend": op, "priority": 101}, "BAD_RANGE", "priority"),
+            ({"request_id": 5, "attend": op, "priority": -(2**31)}, "BAD_RANGE", "priority"),
+        ):
             stream.send(**fields)
             expect_refusal(lambda: stream.wait(fields["request_id"]), reason, field)
         stream.send(request_id=6, token=b"0123456789abcdef", attend=op)
@@ -1500,18 +1654,16 @@ def request_ids_and_envelopes(server, rng):
 @test()
 def device_memory_is_unimplemented_here(server, rng):
     with server.session() as s:
-        for fields in ({"device_fd": pb.DeviceFdRegion(fd_ticket=1, device_uuid="GPU-1")},
-                       {"device_ipc": pb.DeviceIpcRegion(handle=b"x" * 64, device_uuid="GPU-1")}):
+        for fields in (
+            {"device_fd": pb.DeviceFdRegion(fd_ticket=1, device_uuid="GPU-1")},
+            {"device_ipc": pb.DeviceIpcRegion(handle=b"x" * 64, device_uuid="GPU-1")},
+        ):
             status = expect_refusal(
-    lambda: s.call(
-        "RegisterRegion",
-        access=1,
-        size=4096,
-        **fields),
-        "UNIMPLEMENTED",
-        next(
-            iter(fields)),
-             code=grpc.StatusCode.UNIMPLEMENTED)
+                lambda: s.call("RegisterRegion", access=1, size=4096, **fields),
+                "UNIMPLEMENTED",
+                next(iter(fields)),
+                code=grpc.StatusCode.UNIMPLEMENTED,
+            )
             truth("GPU" in status.message, "message %r" % status.message)
 
 
@@ -1525,19 +1677,10 @@ def tcp_serves_the_same(server, rng):
         kv = s.export(sequence, dtype=pb.DTYPE_BF16)
         q, indices = random_q(rng, 2, 4), random_indices(rng, 2, 16, 70)
         check_attend(
-    s.attend(
-        sequence,
-        q,
-        indices,
-        want_lse=True),
-        *
-        attend_reference(
-            MAIN,
-            q,
-            kv,
-            indices,
-            0.05),
-             "tcp")
+            s.attend(sequence, q, indices, want_lse=True),
+            *attend_reference(MAIN, q, kv, indices, 0.05),
+            "tcp"
+        )
         expect_refusal(lambda: client.call("Drain"), "ACCESS_DENIED", code=grpc.StatusCode.PERMISSION_DENIED)
     client.close()
 

@@ -4,11 +4,12 @@
 After each test the runner checks that no page, sequence, region or session stayed behind and that a fresh client
 gets right numbers; so the tests themselves only look at the answers.
 """
+
 from dsatest import *  # noqa: F403
 
 BAD_TENSOR = ("BAD_SHAPE", "BAD_RANGE", "BAD_REQUEST", "TOO_LARGE")
 
-# ---- raw protobuf ------------------------------------------------------
+# ---- raw protobuf ----
 
 
 def varint(n):
@@ -30,27 +31,64 @@ def valid_requests(s, sequence, region, rng):
     return {
         "GetCapabilities": pb.GetCapabilitiesRequest(),
         "GetStats": pb.GetStatsRequest(),
-        "RegisterRegion": pb.RegisterRegionRequest(session=s.token, memfd=pb.MemfdRegion(fd_ticket=2**40), access=2,
-                                                   base_offset=4096, size=8192, label="label"),
+        "RegisterRegion": pb.RegisterRegionRequest(
+            session=s.token,
+            memfd=pb.MemfdRegion(fd_ticket=2**40),
+            access=2,
+            base_offset=4096,
+            size=8192,
+            label="label",
+        ),
         "UnregisterRegion": pb.UnregisterRegionRequest(session=s.token, region_id=b"0123456789abcdef"),
         "CreateSequence": pb.CreateSequenceRequest(session=s.token, device_uuid="CPU-0"),
         "ForkSequence": pb.ForkSequenceRequest(session=s.token, sequence_id=sequence, n_tokens=3),
         "TruncateSequence": pb.TruncateSequenceRequest(session=s.token, sequence_id=sequence, n_tokens=60),
         "ReleaseSequence": pb.ReleaseSequenceRequest(session=s.token, sequence_id=sequence + 999),
         "GetSequence": pb.GetSequenceRequest(session=s.token, sequence_id=sequence),
-        "Append": pb.AppendRequest(session=s.token, append=pb.AppendOp(sequence_id=sequence, layer=0, n_layers=1,
-                                   rule=2, strict=True, position=1, rows=pb.Tensor(dtype=1, shape=[1, 576],
-                                   strides_bytes=[1152, 2], region=region.slice(64)))),
-        "ImportRows": pb.ImportRowsRequest(session=s.token, sequence_id=sequence, n_layers=1, layout=1,
-                                           rows=pb.Tensor(dtype=4, shape=[1, 656], region=region.slice(64))),
-        "ExportRows": pb.ExportRowsRequest(session=s.token, sequence_id=sequence, first=1, n_tokens=2, dtype=1),
-        "Attend": pb.AttendRequest(session=s.token, request_id=9, priority=5, deadline_us=10**9, attend=attend_op(
-            sequence, pb.Tensor(dtype=1, shape=[1, 2, 576], region=region.slice(4096)),
-            pb.Tensor(dtype=3, shape=[1, 4], region=region.slice(0)), lengths=np.array([4], np.int32),
-            sink=np.zeros(2, np.float32), want_lse=True, batch_invariant=True, phase="decode", context_parallel=1,
-            out=pb.Output(dtype=1, region=region.slice(8192), strides_bytes=[2048, 1024, 2]),
-            append=pb.AppendOp(sequence_id=sequence, rows=rows))),
-        "OpenSession": pb.SessionRequest(open=pb.SessionOpen(client_name="name", lease_us=10**6, grace_us=10)),
+        "Append": pb.AppendRequest(
+            session=s.token,
+            append=pb.AppendOp(
+                sequence_id=sequence,
+                layer=0,
+                n_layers=1,
+                rule=2,
+                strict=True,
+                position=1,
+                rows=pb.Tensor(dtype=1, shape=[1, 576], strides_bytes=[1152, 2], region=region.slice(64)),
+            ),
+        ),
+        "ImportRows": pb.ImportRowsRequest(
+            session=s.token,
+            sequence_id=sequence,
+            n_layers=1,
+            layout=1,
+            rows=pb.Tensor(dtype=4, shape=[1, 656], region=region.slice(64)),
+        ),
+        "ExportRows": pb.ExportRowsRequest(
+            session=s.token, sequence_id=sequence, first=1, n_tokens=2, dtype=1
+        ),
+        "Attend": pb.AttendRequest(
+            session=s.token,
+            request_id=9,
+            priority=5,
+            deadline_us=10**9,
+            attend=attend_op(
+                sequence,
+                pb.Tensor(dtype=1, shape=[1, 2, 576], region=region.slice(4096)),
+                pb.Tensor(dtype=3, shape=[1, 4], region=region.slice(0)),
+                lengths=np.array([4], np.int32),
+                sink=np.zeros(2, np.float32),
+                want_lse=True,
+                batch_invariant=True,
+                phase="decode",
+                context_parallel=1,
+                out=pb.Output(dtype=1, region=region.slice(8192), strides_bytes=[2048, 1024, 2]),
+                append=pb.AppendOp(sequence_id=sequence, rows=rows),
+            ),
+        ),
+        "OpenSession": pb.SessionRequest(
+            open=pb.SessionOpen(client_name="name", lease_us=10**6, grace_us=10)
+        ),
     }
 
 
@@ -78,6 +116,7 @@ def fire(server, client, name, payloads):
     """Sends raw payloads to a unary or server-streaming method; {reason: count}."""
     path, counts, waiting = "/%s/%s" % (SERVICE, name), {}, []
     if name in SERVER_STREAMS:
+
         def collect(data):
             try:
                 list(client.export(data))
@@ -85,12 +124,12 @@ def fire(server, client, name, payloads):
             except grpc.RpcError as error:
                 truth(refused_from(error) is not None, "refused without a status: %s" % error.details())
                 return refused_from(error).status.reason
+
         outcomes = [collect(p) for p in payloads]
     else:
         method = client.channel.unary_unary(
-    path,
-    request_serializer=bytes,
-     response_deserializer=METHODS[name][1].FromString)
+            path, request_serializer=bytes, response_deserializer=METHODS[name][1].FromString
+        )
         outcomes = []
         for data in payloads:
             waiting.append(method.future(data, timeout=30 * SLOW))
@@ -117,12 +156,8 @@ def attend_replies(s, payloads):
         reply = stream.bidi.recv()
         truth(reply is not None, "the stream ended")
         truth(
-    reply.status.reason not in (
-        "INTERNAL",
-        "DEVICE_LOST",
-        "NO_MEMORY"),
-        "answered %r" %
-         reply.status)
+            reply.status.reason not in ("INTERNAL", "DEVICE_LOST", "NO_MEMORY"), "answered %r" % reply.status
+        )
         if reply.request_id == marker:
             break
         replies.append(reply)
@@ -134,7 +169,7 @@ def attend_replies(s, payloads):
         replies.append(reply)
 
 
-# ---- truncated and random messages -------------------------------------
+# ---- truncated and random messages ----
 
 
 @test()
@@ -145,16 +180,14 @@ def every_message_truncated_at_every_byte(server, rng):
         if name in ("Drain", "Attend", "OpenSession"):
             continue
         data = requests[name].SerializeToString()
-        counts = fire(server, s.client, name, [data[:n]
-                      for n in range(len(data) + 1)][::1 if len(data) < 400 else 7])
+        counts = fire(
+            server, s.client, name, [data[:n] for n in range(len(data) + 1)][:: 1 if len(data) < 400 else 7]
+        )
         if data:
             truth(
-    counts.get(
-        "BAD_REQUEST",
-        0) > 0,
-        "%s: no truncated message was refused as such: %r" %
-        (name,
-         counts))
+                counts.get("BAD_REQUEST", 0) > 0,
+                "%s: no truncated message was refused as such: %r" % (name, counts),
+            )
     counts = fire(server, s.client, "Drain", [b"\x08", b"\x08\xff", b"\x0a\x05ab", b"\xff" * 20])
     equal(counts, {"BAD_REQUEST": 4}, "malformed Drain requests")
     data = requests["Attend"].SerializeToString()
@@ -179,14 +212,22 @@ def every_message_truncated_at_every_byte(server, rng):
 @test()
 def malformed_messages_are_named(server, rng):
     s, sequence, region = fixture(server, rng)
-    for data in (b"\xff" * 10, b"\x0a\x7f", b"\x0a\xff\xff\xff\xff\x0f", b"\x08", b"\x0b", b"\x0c", b"\x0f",
-                 b"\x0a" + varint(2**64 - 1), b"\x80" * 11, b"\x00\x00", field(1, b"")[:-1] + b"\x05"):
+    for data in (
+        b"\xff" * 10,
+        b"\x0a\x7f",
+        b"\x0a\xff\xff\xff\xff\x0f",
+        b"\x08",
+        b"\x0b",
+        b"\x0c",
+        b"\x0f",
+        b"\x0a" + varint(2**64 - 1),
+        b"\x80" * 11,
+        b"\x00\x00",
+        field(1, b"")[:-1] + b"\x05",
+    ):
         expect_refusal(
-    lambda: s.client.call(
-        "GetSequence",
-        data),
-        "BAD_REQUEST",
-         code=grpc.StatusCode.INVALID_ARGUMENT)
+            lambda: s.client.call("GetSequence", data), "BAD_REQUEST", code=grpc.StatusCode.INVALID_ARGUMENT
+        )
         replies = attend_replies(s, [data])
         equal([r.status.reason for r in replies], ["BAD_REQUEST"], "on a stream")
     s.close()
@@ -199,30 +240,32 @@ def mutate(rng, data):
         if not data or kind == 0:
             data[at:at] = rng.bytes(int(rng.integers(1, 9)))
         elif kind == 1:
-            del data[at:at + int(rng.integers(1, 9))]
+            del data[at : at + int(rng.integers(1, 9))]
         elif kind == 2:
             data[at] ^= 1 << int(rng.integers(0, 8))
         elif kind == 3:
             data[at] = int(rng.choice([0, 1, 0x7F, 0x80, 0xFF]))
         elif kind == 4:
-            data += data[at:at + 40]
+            data += data[at : at + 40]
         else:
-            data[at:at + \
-                1] = varint(int(rng.choice(np.array([2**31, 2**32 - 1, 2**63, 2**64 - 1, 0], np.uint64))))
+            data[at : at + 1] = varint(
+                int(rng.choice(np.array([2**31, 2**32 - 1, 2**63, 2**64 - 1, 0], np.uint64)))
+            )
     return bytes(data)
 
 
 # Mutated requests write their results over one another's. Merged into one launch, several threads of the device would do
 # so at a time, which is the client's own loss, but a race that ThreadSanitizer reports.
-@test(**({"batch-rows": 1, "cpu-threads": 1} if SANITIZED else {}))
+@test(**({"batch-rows": 1, "chunk-rows": 1, "cpu-threads": 1} if SANITIZED else {}))
 def mutated_and_random_messages(server, rng):
     s, sequence, region = fixture(server, rng)
     for name, request in valid_requests(s, sequence, region, rng).items():
         if name in ("Attend", "OpenSession"):
             continue
         data = request.SerializeToString()
-        payloads = [mutate(rng, data) for _ in range(scaled(150))] + \
-                           [rng.bytes(int(rng.integers(0, 80))) for _ in range(scaled(50))]
+        payloads = [mutate(rng, data) for _ in range(scaled(150))] + [
+            rng.bytes(int(rng.integers(0, 80))) for _ in range(scaled(50))
+        ]
         fire(server, s.client, name, payloads)
     request = valid_requests(s, sequence, region, rng)["Attend"]
     request.session = b""
@@ -232,8 +275,9 @@ def mutated_and_random_messages(server, rng):
         stream.send(request_id=1, append=pb.AppendOp())
         expect_refusal(lambda: stream.wait(1), "NOT_FOUND")
         for _ in range(50):
-            stream.bidi.send(mutate(rng, operation) if rng.random() <
-                             0.8 else rng.bytes(int(rng.integers(0, 200))))
+            stream.bidi.send(
+                mutate(rng, operation) if rng.random() < 0.8 else rng.bytes(int(rng.integers(0, 200)))
+            )
         stream.send(request_id=2**62 + 1, append=pb.AppendOp())
         try:
             stream.wait(2**62 + 1)
@@ -243,12 +287,11 @@ def mutated_and_random_messages(server, rng):
     for _ in range(scaled(100, 20)):
         lease = s.client.bidi("OpenSession")
         lease.send(
-    mutate(
-        rng,
-        pb.SessionRequest(
-            open=pb.SessionOpen(
-                client_name="x",
-                 lease_us=10**7)).SerializeToString()))
+            mutate(
+                rng,
+                pb.SessionRequest(open=pb.SessionOpen(client_name="x", lease_us=10**7)).SerializeToString(),
+            )
+        )
         lease.half_close()  # not a cancel: the mutation may have asked for a time of grace
         try:
             while lease.recv() is not None:
@@ -258,7 +301,7 @@ def mutated_and_random_messages(server, rng):
     s.close()
 
 
-# ---- protobuf corners (NET-06) -----------------------------------------
+# ---- protobuf corners (NET-06) ----
 
 
 @test()
@@ -268,12 +311,8 @@ def protobuf_corners(server, rng):
     plain = session + b"\x10" + varint(sequence)
     q, indices = random_q(rng, 1, 2), random_indices(rng, 1, 8, 64)
     good = pb.AttendRequest(
-    session=s.token,
-    request_id=1,
-    attend=attend_op(
-        sequence,
-        q,
-         indices)).SerializeToString()
+        session=s.token, request_id=1, attend=attend_op(sequence, q, indices)
+    ).SerializeToString()
     expected = s.attend(sequence, q, indices).out_bits.tobytes()
 
     def get(data):
@@ -281,15 +320,8 @@ def protobuf_corners(server, rng):
 
     # unknown fields of every wire type, also a MiB of them, are no reason to refuse
     unknown = (
-    varint(
-        1000 << 3) +
-        b"\x05" +
-        varint(
-            1001 << 3 | 1) +
-            bytes(8) +
-            varint(
-                1003 << 3 | 5) +
-                 bytes(4))
+        varint(1000 << 3) + b"\x05" + varint(1001 << 3 | 1) + bytes(8) + varint(1003 << 3 | 5) + bytes(4)
+    )
     for extra in (unknown, field(1002, bytes(1 << 20)), field(1002, b"x") * 200, field(536870911, b"")):
         equal(get(plain + extra).id, sequence, "with unknown fields")
         replies = attend_replies(s, [good + extra])
@@ -306,11 +338,15 @@ def protobuf_corners(server, rng):
     for data in (twice, good + good, good + field(5, b""), field(4, b"") * 100 + good):
         truth(attend_replies(s, [data]) is not None, "two operations in one message")
     # nesting, groups, packed lists beyond their end
-    for data in (varint(100 << 3 | 3) * 20000, varint(100 << 3 | 3) * 1000 + varint(100 << 3 | 4) * 1000,
-                 field(2, field(2, field(2, b"\x0a"))), field(3, field(3, field(2, varint(5)))),
-                 field(3, field(3, b"\x12" + varint(2**31) + b"\x01\x02")),
-                 field(3, field(3, b"\x12" + varint(2**32 + 5) + b"\x01\x02")),
-                 field(3, field(3, b"\x1a\x05" + b"\xff" * 5))):
+    for data in (
+        varint(100 << 3 | 3) * 20000,
+        varint(100 << 3 | 3) * 1000 + varint(100 << 3 | 4) * 1000,
+        field(2, field(2, field(2, b"\x0a"))),
+        field(3, field(3, field(2, varint(5)))),
+        field(3, field(3, b"\x12" + varint(2**31) + b"\x01\x02")),
+        field(3, field(3, b"\x12" + varint(2**32 + 5) + b"\x01\x02")),
+        field(3, field(3, b"\x1a\x05" + b"\xff" * 5)),
+    ):
         for reply in attend_replies(s, [session + b"\x10\x07" + data]):
             truth(reply.HasField("status"), "accepted %r" % data[:20])
     deep = b""
@@ -339,20 +375,12 @@ def huge_repeated_fields(server, rng):
         return pb.AttendRequest(session=s.token, request_id=77, attend=op).SerializeToString()
 
     cases = {
-    "attend.q.shape": changed(
-        q__shape=[1] * n),
-        "attend.q.strides_bytes": changed(
-            q__strides_bytes=[1] * n),
-            "attend.indices.shape": changed(
-                indices__shape=[1] * n),
-                "attend.segments": changed(
-                    segments=[
-                        pb.Segment(
-                            sequence_id=sequence,
-                            n_rows=1)] * (
-                                n // 20)),
-                                "attend.out.strides_bytes": changed(
-                                    out__strides_bytes=[1] * n)}
+        "attend.q.shape": changed(q__shape=[1] * n),
+        "attend.q.strides_bytes": changed(q__strides_bytes=[1] * n),
+        "attend.indices.shape": changed(indices__shape=[1] * n),
+        "attend.segments": changed(segments=[pb.Segment(sequence_id=sequence, n_rows=1)] * (n // 20)),
+        "attend.out.strides_bytes": changed(out__strides_bytes=[1] * n),
+    }
     for name, data in cases.items():
         replies = attend_replies(s, [data])
         equal(len(replies), 1, "answers")
@@ -368,9 +396,11 @@ def huge_repeated_fields(server, rng):
     segments = field(1, s.token) + b"\x10\x4d" + field(3, field(2, b"") * n)
     equal(attend_replies(s, [segments])[0].status.reason in BAD_TENSOR, True, "two million empty segments")
     if not SANITIZED:
-        wait_until(lambda: server.rss() < before +
-    (64 << 20), 5, "memory is given back (before %d MiB, now %d MiB)" %
-     (before >> 20, server.rss() >> 20))
+        wait_until(
+            lambda: server.rss() < before + (64 << 20),
+            5,
+            "memory is given back (before %d MiB, now %d MiB)" % (before >> 20, server.rss() >> 20),
+        )
     s.close()
 
 
@@ -379,17 +409,14 @@ def invalid_text(server, rng):
     """Strings that are no UTF-8, or hold a NUL: taken or refused, but the answer is always readable."""
     s, sequence, region = fixture(server, rng)
     for text in (
-    b"\xff\xfe",
-    b"a\0b",
-    b"\xc3",
-    b"\xed\xa0\x80",
-    b"\xf8\x88\x80\x80\x80",
-    bytes(
-        range(
-            1,
-            32)),
-            b"\x7f" *
-             64):
+        b"\xff\xfe",
+        b"a\0b",
+        b"\xc3",
+        b"\xed\xa0\x80",
+        b"\xf8\x88\x80\x80\x80",
+        bytes(range(1, 32)),
+        b"\x7f" * 64,
+    ):
         lease = s.client.bidi("OpenSession")
         lease.send(field(1, field(1, text)))
         try:
@@ -397,14 +424,17 @@ def invalid_text(server, rng):
             lease.half_close()
         except grpc.RpcError as error:
             truth(refused_from(error) is not None, "client_name %r: %s" % (text, error.details()))
-        for name, data in (("CreateSequence", field(1, s.token) +
-    field(2, text)), ("RegisterRegion", field(1, s.token) +
-    field(8, text) +
-    b"\x28\x01\x38\x80\x20" +
-     field(2, b"\x08\x63"))):
+        for name, data in (
+            ("CreateSequence", field(1, s.token) + field(2, text)),
+            (
+                "RegisterRegion",
+                field(1, s.token) + field(8, text) + b"\x28\x01\x38\x80\x20" + field(2, b"\x08\x63"),
+            ),
+        ):
             expect_refusal(lambda: s.client.call(name, data), ("BAD_REQUEST", "NOT_FOUND", "BAD_FD"))
-        op = attend_op(sequence, random_q(rng, 1, 1), np.zeros(
-            (1, 1), np.int32)).SerializeToString() + field(14, text)
+        op = attend_op(sequence, random_q(rng, 1, 1), np.zeros((1, 1), np.int32)).SerializeToString() + field(
+            14, text
+        )
         replies = attend_replies(s, [field(1, s.token) + b"\x10\x03" + field(3, op)])
         equal([r.status.reason for r in replies], ["BAD_REQUEST"], "phase %r" % text)
     s.close()
@@ -413,82 +443,106 @@ def invalid_text(server, rng):
 @test()
 def enums_out_of_range(server, rng):
     s, sequence, region = fixture(server, rng)
-    for value in (8, 99, 2**31 - 1, -1, -2**31):
+    for value in (8, 99, 2**31 - 1, -1, -(2**31)):
         raw = varint(value & (2**64 - 1))
         for number, name in ((1, "q"), (2, "indices")):
             op = pb.AttendOp.FromString(
-    attend_op(
-        sequence, random_q(
-            rng, 1, 2), np.zeros(
-                (1, 4), np.int32)).SerializeToString())
+                attend_op(sequence, random_q(rng, 1, 2), np.zeros((1, 4), np.int32)).SerializeToString()
+            )
             tensor = getattr(op, name).SerializeToString() + b"\x08" + raw
             data = op.SerializeToString() + field(2 + number, tensor)
             replies = attend_replies(s, [field(1, s.token) + b"\x10\x03" + field(3, data)])
             truth(
-    len(replies) == 1 and replies[0].status.reason in (
-        "UNSUPPORTED", "BAD_SHAPE", "BAD_REQUEST"), "dtype %d of %s: %r" %
-        (value, name, [
-            r.status for r in replies]))
+                len(replies) == 1 and replies[0].status.reason in ("UNSUPPORTED", "BAD_SHAPE", "BAD_REQUEST"),
+                "dtype %d of %s: %r" % (value, name, [r.status for r in replies]),
+            )
         op = attend_op(sequence, random_q(rng, 1, 2), np.zeros((1, 4), np.int32)).SerializeToString()
         for number, name in ((5, "attend.space"), (9, "attend.out.dtype")):
             data = op + (varint(5 << 3) + raw if number == 5 else field(9, b"\x08" + raw))
             replies = attend_replies(s, [field(1, s.token) + b"\x10\x03" + field(3, data)])
-            equal([(r.status.reason, r.status.field)
-                  for r in replies], [("BAD_REQUEST", name)], "%s %d" % (name, value))
+            equal(
+                [(r.status.reason, r.status.field) for r in replies],
+                [("BAD_REQUEST", name)],
+                "%s %d" % (name, value),
+            )
             truth(
-    str(value) in replies[0].status.value,
-    "value %r does not name %d" %
-    (replies[0].status.value,
-     value))
-        append = field(1, s.token) + field(2, b"\x08" + varint(sequence) + \
-                       field(4, inline(random_rows(rng, 1)).SerializeToString()) + b"\x28" + raw)
+                str(value) in replies[0].status.value,
+                "value %r does not name %d" % (replies[0].status.value, value),
+            )
+        append = field(1, s.token) + field(
+            2,
+            b"\x08"
+            + varint(sequence)
+            + field(4, inline(random_rows(rng, 1)).SerializeToString())
+            + b"\x28"
+            + raw,
+        )
         expect_refusal(lambda: s.client.call("Append", append), "BAD_REQUEST", "append.rule", value)
         expect_refusal(
-    lambda: s.client.call(
-        "ImportRows",
-        field(
-            1,
-            s.token) +
-            b"\x10" +
-            varint(sequence) +
-            b"\x28" +
-            raw),
+            lambda: s.client.call(
+                "ImportRows", field(1, s.token) + b"\x10" + varint(sequence) + b"\x28" + raw
+            ),
             "BAD_LAYOUT",
             "layout",
-             value)
+            value,
+        )
         expect_refusal(
-    lambda: s.client.call(
-        "RegisterRegion",
-        field(
-            1,
-            s.token) +
-            field(
-                2,
-                b"\x08\x01") +
-                b"\x28" +
-                raw +
-                b"\x38\x80\x20"),
-                "BAD_REQUEST",
-                "access",
-                 value)
+            lambda: s.client.call(
+                "RegisterRegion", field(1, s.token) + field(2, b"\x08\x01") + b"\x28" + raw + b"\x38\x80\x20"
+            ),
+            "BAD_REQUEST",
+            "access",
+            value,
+        )
         export = field(1, s.token) + b"\x10" + varint(sequence) + b"\x30" + raw
         expect_refusal(lambda: list(s.client.export(export)), "BAD_REQUEST", "dtype", value)
     s.close()
 
 
-# ---- tensors -----------------------------------------------------------
+# ---- tensors ----
 
 
 @test()
 def shapes_that_do_not_fit(server, rng):
     """Every tensor of every request, with each kind of wrong shape: the field is named."""
     s, sequence, region = fixture(server, rng)
-    good = {"q": random_q(rng, 2, 3), "indices": np.zeros((2, 4), np.int32), "lengths": np.ones(2, np.int32),
-            "sink": np.zeros(3, np.float32)}
-    shapes = [[], [0], [2**64 - 1], [2**63], [2**32, 2**32], [2**31, 656], [2**32, 2**32, 2**32], [2**32, 3, 576],
-              [2, 2**63, 576], [2, 3, 2**63 + 576], [2, 3, 0], [0, 3, 576], [2, 0, 576], [2, 3, 575], [1, 3, 576], [3, 3, 576],
-              [2, 4, 576], [2, 3, 576, 1], [1] * 9, [2, 0], [0, 4], [2, 2**62], [3, 4], [1, 4], [2, 4, 1], [3], [1], [2**62],
-              [2**30, 2**30, 2**4]]
+    good = {
+        "q": random_q(rng, 2, 3),
+        "indices": np.zeros((2, 4), np.int32),
+        "lengths": np.ones(2, np.int32),
+        "sink": np.zeros(3, np.float32),
+    }
+    shapes = [
+        [],
+        [0],
+        [2**64 - 1],
+        [2**63],
+        [2**32, 2**32],
+        [2**31, 656],
+        [2**32, 2**32, 2**32],
+        [2**32, 3, 576],
+        [2, 2**63, 576],
+        [2, 3, 2**63 + 576],
+        [2, 3, 0],
+        [0, 3, 576],
+        [2, 0, 576],
+        [2, 3, 575],
+        [1, 3, 576],
+        [3, 3, 576],
+        [2, 4, 576],
+        [2, 3, 576, 1],
+        [1] * 9,
+        [2, 0],
+        [0, 4],
+        [2, 2**62],
+        [3, 4],
+        [1, 4],
+        [2, 4, 1],
+        [3],
+        [1],
+        [2**62],
+        [2**30, 2**30, 2**4],
+    ]
     for name, values in good.items():
         for shape in shapes:
             if tuple(shape) == values.shape or (name == "q" and shape == [2, 4, 576]):
@@ -499,31 +553,20 @@ def shapes_that_do_not_fit(server, rng):
                     tensor.inline = values.tobytes()
                 else:
                     tensor.region.CopyFrom(region.slice(0 if kind == "region" else 2**64 - 4096))
-                status = expect_refusal(lambda: s.attend([(sequence, 2)], **{**good, name: tensor}),
-                                        BAD_TENSOR + ("UNSUPPORTED",))
+                status = expect_refusal(
+                    lambda: s.attend([(sequence, 2)], **{**good, name: tensor}), BAD_TENSOR + ("UNSUPPORTED",)
+                )
                 truth(
-    status.field.startswith(
-        ("attend." +
-        name,
-        "attend.sink",
-        "d_qk",
-        "heads",
-        "q.",
-        "attend.indices")),
-        "%s of shape %r: field %r" %
-        (name,
-        shape,
-         status.field))
+                    status.field.startswith(
+                        ("attend." + name, "attend.sink", "d_qk", "heads", "q.", "attend.indices")
+                    ),
+                    "%s of shape %r: field %r" % (name, shape, status.field),
+                )
     for shape in shapes + [[1, 576, 1, 1, 1], [2, 1, 576], [1, 1152]]:
         for tensor in (
-    pb.Tensor(
-        dtype=1,
-        shape=shape,
-        inline=bytes(1152)),
-        pb.Tensor(
-            dtype=1,
-            shape=shape,
-             region=region.slice())):
+            pb.Tensor(dtype=1, shape=shape, inline=bytes(1152)),
+            pb.Tensor(dtype=1, shape=shape, region=region.slice()),
+        ):
             if shape in ([2, 3, 576], [1, 3, 576]):
                 continue
             status = expect_refusal(lambda: s.append(sequence, tensor), BAD_TENSOR)
@@ -535,53 +578,34 @@ def shapes_that_do_not_fit(server, rng):
         tensor = pb.Tensor(dtype=1, shape=[1, 576], inline=bytes(n))
         expect_refusal(lambda: s.append(sequence, tensor), "BAD_SHAPE", "append.rows.inline", n)
     expect_refusal(
-    lambda: s.append(
-        sequence,
-        pb.Tensor(
-            dtype=1,
-            shape=[
-                1,
-                576])),
-                "BAD_REQUEST",
-                 "append.rows.data")
+        lambda: s.append(sequence, pb.Tensor(dtype=1, shape=[1, 576])), "BAD_REQUEST", "append.rows.data"
+    )
     expect_refusal(
-    lambda: s.call(
-        "Append",
-        append=pb.AppendOp(
-            sequence_id=sequence)),
-            "BAD_REQUEST",
-             "append.rows")
+        lambda: s.call("Append", append=pb.AppendOp(sequence_id=sequence)), "BAD_REQUEST", "append.rows"
+    )
     expect_refusal(lambda: s.call("Append"), "BAD_REQUEST", "append")
     for missing in ("q", "indices"):
         op = attend_op([(sequence, 2)], **good)
         op.ClearField(missing)
         expect_refusal(lambda: s.stream.wait(s.stream.start(op)), "BAD_REQUEST", "attend." + missing)
     for layer in (1, 2**31, 2**32 - 1):
-        expect_refusal(lambda: s.attend([(sequence, 2)], **good, layer=layer),
-                       "BAD_RANGE", "attend.layer", layer)
         expect_refusal(
-    lambda: s.append(
-        sequence,
-        random_rows(
-            rng,
-            1),
-            layer=layer),
-            "BAD_RANGE",
-            "append.layer",
-             layer)
+            lambda: s.attend([(sequence, 2)], **good, layer=layer), "BAD_RANGE", "attend.layer", layer
+        )
         expect_refusal(
-    lambda: s.append(
-        sequence,
-        random_rows(
-            rng,
-            1),
-            n_layers=layer +
-            1 if layer < 2**32 -
-            1 else layer),
-            ("BAD_RANGE",
-             "BAD_SHAPE"))
-    expect_refusal(lambda: s.attend([(sequence, 2)], **good,
-                   lse=pb.Output(region=region.slice())), "BAD_REQUEST", "attend.lse")
+            lambda: s.append(sequence, random_rows(rng, 1), layer=layer), "BAD_RANGE", "append.layer", layer
+        )
+        expect_refusal(
+            lambda: s.append(
+                sequence, random_rows(rng, 1), n_layers=layer + 1 if layer < 2**32 - 1 else layer
+            ),
+            ("BAD_RANGE", "BAD_SHAPE"),
+        )
+    expect_refusal(
+        lambda: s.attend([(sequence, 2)], **good, lse=pb.Output(region=region.slice())),
+        "BAD_REQUEST",
+        "attend.lse",
+    )
     s.close()
 
 
@@ -595,58 +619,61 @@ def offsets_that_wrap(server, rng):
     whole = np.frombuffer(region.map, np.uint8)
     whole[:] = 0x11
     rows = quantize(MAIN, random_rows(rng, 12))[0]
-    region.bytes[:12 * 656] = rows.reshape(-1)
-    region.bytes[8192 - 656:] = rows[3]
+    region.bytes[: 12 * 656] = rows.reshape(-1)
+    region.bytes[8192 - 656 :] = rows[3]
 
     def tensor(offset, n=1):
         return pb.Tensor(dtype=4, shape=[n, 656], region=region.slice(offset))
 
     s.import_rows(sequence, tensor(0, 11))
     s.import_rows(sequence, tensor(8192 - 656))
-    same_bits(s.export(sequence), np.concatenate(
-        [rows[:11], rows[3:4]]), "rows read from behind the base offset")
-    for offset, n in ((8192 -
-    655, 1), (8191, 1), (8192, 1), (0, 13), (656, 12), (8193, 1), (12288, 1), (2**64 -
-    1, 1), (2**64 -
-    656, 1), (2**64 -
-    4096, 1), (2**64 -
-    4096, 7), (2**64 -
-    8192, 1), (2**63, 1), (2**63 -
-    1, 1), (2**32, 1), (2**64 -
-    656 *
-    2**20, 2**20), (1, 2**64 //
-    656), (2**63, 2**63 //
-     656)):
+    same_bits(
+        s.export(sequence), np.concatenate([rows[:11], rows[3:4]]), "rows read from behind the base offset"
+    )
+    for offset, n in (
+        (8192 - 655, 1),
+        (8191, 1),
+        (8192, 1),
+        (0, 13),
+        (656, 12),
+        (8193, 1),
+        (12288, 1),
+        (2**64 - 1, 1),
+        (2**64 - 656, 1),
+        (2**64 - 4096, 1),
+        (2**64 - 4096, 7),
+        (2**64 - 8192, 1),
+        (2**63, 1),
+        (2**63 - 1, 1),
+        (2**32, 1),
+        (2**64 - 656 * 2**20, 2**20),
+        (1, 2**64 // 656),
+        (2**63, 2**63 // 656),
+    ):
         status = expect_refusal(lambda: s.import_rows(sequence, tensor(offset, n)), BAD_TENSOR)
         if n == 1:
             equal(
-    status.code in (
-        grpc.StatusCode.OUT_OF_RANGE.value[0],
-        grpc.StatusCode.INVALID_ARGUMENT.value[0]),
-        True,
-         "code")
+                status.code
+                in (grpc.StatusCode.OUT_OF_RANGE.value[0], grpc.StatusCode.INVALID_ARGUMENT.value[0]),
+                True,
+                "code",
+            )
             truth(status.field.startswith("rows.region"), "field %r" % status.field)
             truth(
-    str(offset) in status.value +
-    status.message,
-    "%r does not name the offset %d" %
-    (status,
-     offset))
+                str(offset) in status.value + status.message,
+                "%r does not name the offset %d" % (status, offset),
+            )
     q, indices = random_q(rng, 1, 2), np.zeros((1, 4), np.int32)
     for offset in (8192 - 2047, 8192, 2**64 - 2, 2**63, 2**64 - 2048, 1):
         for name in ("out", "lse"):
-            kinds = {name: pb.Output(region=region.slice(
-                offset + (6 if name == "lse" and offset == 6145 else 0)))}
+            kinds = {
+                name: pb.Output(region=region.slice(offset + (6 if name == "lse" and offset == 6145 else 0)))
+            }
             if name == "lse" and offset == 8192 - 2047:
                 kinds = {name: pb.Output(region=region.slice(8192 - 4))}
             status = expect_refusal(
-    lambda: s.attend(
-        sequence,
-        q,
-        indices,
-        want_lse=True,
-        **kinds),
-         BAD_TENSOR)
+                lambda: s.attend(sequence, q, indices, want_lse=True, **kinds), BAD_TENSOR
+            )
             truth(status.field.startswith("attend.%s.region" % name), "field %r" % status.field)
     truth((whole[:4096] == 0x11).all(), "bytes before the region changed")
     s.close()
@@ -666,8 +693,13 @@ def descriptors_that_will_not_do(server, rng):
     expected_fds = server.n_fds()
 
     def register(fd, access=1, size=4096, base_offset=0):
-        return s.call("RegisterRegion", memfd=pb.MemfdRegion(fd_ticket=s.offer(fd)), access=access, size=size,
-                      base_offset=base_offset)
+        return s.call(
+            "RegisterRegion",
+            memfd=pb.MemfdRegion(fd_ticket=s.offer(fd)),
+            access=access,
+            size=size,
+            base_offset=base_offset,
+        )
 
     def refused(fd, reason, field, value=None, close=True, **options):
         expect_refusal(lambda: register(fd, **options), reason, field, value)
@@ -719,8 +751,11 @@ def descriptors_that_will_not_do(server, rng):
         expect_refusal(lambda: register(memfd(4096), access=access), "BAD_REQUEST", "access", access)
     expect_refusal(lambda: s.call("RegisterRegion", access=1, size=4096), "BAD_REQUEST", "kind")
     s.close()
-    wait_until(lambda: server.n_fds() <= expected_fds, 5 * SLOW, "descriptors are closed (%d, now %d)"
-               % (expected_fds, server.n_fds()))
+    wait_until(
+        lambda: server.n_fds() <= expected_fds,
+        5 * SLOW,
+        "descriptors are closed (%d, now %d)" % (expected_fds, server.n_fds()),
+    )
 
 
 @test()
@@ -732,14 +767,10 @@ def regions_keep_their_rights(server, rng):
     for name in ("out", "lse"):
         fields = {name: pb.Output(region=readable.slice())}
         status = expect_refusal(
-    lambda: s.attend(
-        sequence,
-        q,
-        indices,
-        want_lse=True,
-        **fields),
-        "ACCESS_DENIED",
-         code=grpc.StatusCode.PERMISSION_DENIED)
+            lambda: s.attend(sequence, q, indices, want_lse=True, **fields),
+            "ACCESS_DENIED",
+            code=grpc.StatusCode.PERMISSION_DENIED,
+        )
         truth(status.field.startswith("attend.%s.region" % name), "field %r" % status.field)
     s.close()
 
@@ -759,8 +790,8 @@ def memory_that_changes_under_us(server, rng):
     def scribble():
         wild = region.view(np.int32, (8, 256), 0x20000), region.view(np.int32, (8,), 0x40000)
         while not stop.is_set():
-            wild[0][...] = noise.integers(-2**31, 2**31, (8, 256))
-            wild[1][...] = noise.integers(-2**31, 2**31, 8)
+            wild[0][...] = noise.integers(-(2**31), 2**31, (8, 256))
+            wild[1][...] = noise.integers(-(2**31), 2**31, 8)
             wild[0][...] = noise.integers(0, 64, (8, 256))
 
     thread = threading.Thread(target=scribble)
@@ -768,13 +799,16 @@ def memory_that_changes_under_us(server, rng):
     try:
         for _ in range(scaled(300, 50)):
             s.attend([(sequence, 8)], tensor_q, indices, lengths=lengths, out=out)
-            truth(np.isfinite(region.view(np.float32, (8, 4, 512), 0x80000)).all(), "a result that is not finite")
+            truth(
+                np.isfinite(region.view(np.float32, (8, 4, 512), 0x80000)).all(),
+                "a result that is not finite",
+            )
     finally:
         stop.set()
         thread.join()
     fd = memfd(1 << 16)
     with mmap.mmap(fd, 0) as view:
-        view[:656 * 4] = quantize(MAIN, random_rows(rng, 4))[0].tobytes()
+        view[: 656 * 4] = quantize(MAIN, random_rows(rng, 4))[0].tobytes()
         ticket = s.offer(fd)
         known = s.call("RegisterRegion", memfd=pb.MemfdRegion(fd_ticket=ticket), access=2, size=1 << 16)
         try:
@@ -784,9 +818,12 @@ def memory_that_changes_under_us(server, rng):
             pass
         FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE = 1, 2
         import ctypes
+
         libc = ctypes.CDLL(None, use_errno=True)
         libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
-        equal(libc.fallocate(fd, FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE, 0, 1 << 16), 0, "punching a hole")
+        equal(
+            libc.fallocate(fd, FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE, 0, 1 << 16), 0, "punching a hole"
+        )
         tensor = pb.Tensor(dtype=4, shape=[4, 656], region=pb.RegionSlice(region_id=known.id))
         s.import_rows(sequence, tensor)
         truth((s.export(sequence, first=64) == 0).all(), "a hole reads as zeros")
@@ -794,7 +831,7 @@ def memory_that_changes_under_us(server, rng):
     s.close()
 
 
-# ---- message sizes (NET-04) --------------------------------------------
+# ---- message sizes (NET-04) ----
 
 
 @test()
@@ -813,8 +850,13 @@ def message_sizes(server, rng):
     for n in (4 << 20, (4 << 20) - 1, (4 << 20) + 1, limit - 1, limit):
         truth(len(client.call("GetStats", padded(n)).pools) == 1, "a message of %d bytes" % n)
     for n in (limit + 1, limit * 2):
-        expect_refusal(lambda: client.call("GetStats", padded(n)), "TOO_LARGE", "message", n,
-                       grpc.StatusCode.RESOURCE_EXHAUSTED)
+        expect_refusal(
+            lambda: client.call("GetStats", padded(n)),
+            "TOO_LARGE",
+            "message",
+            n,
+            grpc.StatusCode.RESOURCE_EXHAUSTED,
+        )
     for n in (64 << 20, 100 << 20):  # so far above that gRPC itself refuses
         try:
             client.call("GetStats", padded(n))
@@ -832,8 +874,9 @@ def many_large_messages_at_once(server, rng):
     n = 64 if not SANITIZED else 8
     limit = server.capabilities.limits.max_message_bytes
     client = server.client()
-    method = client.channel.unary_unary("/%s/GetStats" % SERVICE, request_serializer=bytes,
-                                        response_deserializer=pb.Stats.FromString)
+    method = client.channel.unary_unary(
+        "/%s/GetStats" % SERVICE, request_serializer=bytes, response_deserializer=pb.Stats.FromString
+    )
     before = server.rss()
     data = field(1002, bytes(limit - 16))
     calls = [method.future(data, timeout=60 * SLOW) for _ in range(n)]
@@ -842,8 +885,10 @@ def many_large_messages_at_once(server, rng):
         truth(len(call.result().pools) == 1, "a reply")
         highest = max(highest, server.rss())
     if not SANITIZED:
-        truth(highest - before < 1.5 * n * limit, "the server grew by %d MiB for %d MiB of messages"
-              % ((highest - before) >> 20, n * limit >> 20))
+        truth(
+            highest - before < 1.5 * n * limit,
+            "the server grew by %d MiB for %d MiB of messages" % ((highest - before) >> 20, n * limit >> 20),
+        )
     client.close()
 
 
@@ -851,10 +896,14 @@ def many_large_messages_at_once(server, rng):
 def compressed_messages(server, rng):
     """gzip is understood; what unpacks to more than the limit is refused, without the memory being taken."""
     client = server.client()
-    method = client.channel.unary_unary("/%s/GetStats" % SERVICE, request_serializer=bytes,
-                                        response_deserializer=pb.Stats.FromString)
-    truth(len(method(field(1002, bytes(1 << 20)), timeout=20 * SLOW,
-          compression=grpc.Compression.Gzip).pools) == 1, "gzip")
+    method = client.channel.unary_unary(
+        "/%s/GetStats" % SERVICE, request_serializer=bytes, response_deserializer=pb.Stats.FromString
+    )
+    truth(
+        len(method(field(1002, bytes(1 << 20)), timeout=20 * SLOW, compression=grpc.Compression.Gzip).pools)
+        == 1,
+        "gzip",
+    )
     before = server.rss()
     for _ in range(3):
         try:
@@ -862,15 +911,13 @@ def compressed_messages(server, rng):
             fail("64 MiB out of 64 KiB were taken")
         except grpc.RpcError as error:
             truth(
-    error.code() in (
-        grpc.StatusCode.RESOURCE_EXHAUSTED,
-        grpc.StatusCode.INTERNAL),
-        "code %s" %
-         error.code())
+                error.code() in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.INTERNAL),
+                "code %s" % error.code(),
+            )
     if not SANITIZED:
         truth(
-    server.rss() - before < 200 << 20, "the server grew by %d MiB" %
-     ((server.rss() - before) >> 20))
+            server.rss() - before < 200 << 20, "the server grew by %d MiB" % ((server.rss() - before) >> 20)
+        )
     client.close()
 
 
@@ -881,11 +928,21 @@ def http2_frame(kind, flags, stream, payload):
 def http2_call(path, data):
     """A connection's first bytes: preface, SETTINGS, one request's HEADERS and DATA."""
     headers = b""
-    for name, value in ((":method", "POST"), (":scheme", "http"), (":path", path),
-                        (":authority", "localhost"), ("content-type", "application/grpc"), ("te", "trailers")):
+    for name, value in (
+        (":method", "POST"),
+        (":scheme", "http"),
+        (":path", path),
+        (":authority", "localhost"),
+        ("content-type", "application/grpc"),
+        ("te", "trailers"),
+    ):
         headers += b"\0" + bytes([len(name)]) + name.encode() + bytes([len(value)]) + value.encode()
-    return (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + http2_frame(4, 0, 0, b"") + http2_frame(1, 4, 1, headers)
-            + http2_frame(0, 0, 1, data))
+    return (
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+        + http2_frame(4, 0, 0, b"")
+        + http2_frame(1, 4, 1, headers)
+        + http2_frame(0, 0, 1, data)
+    )
 
 
 def connect(path):
@@ -921,10 +978,9 @@ def declared_sizes_are_not_allocated(server, rng):
         held.append(connection)
     for connection in held:  # the server has read it all, and either waits for the rest or has refused
         truth(
-    settings_ack in read_until(
-        connection,
-        lambda d: settings_ack in d),
-         "the connection was not served")
+            settings_ack in read_until(connection, lambda d: settings_ack in d),
+            "the connection was not served",
+        )
     for size in (8 << 20, 1 << 20):  # allowed, but never sent in full
         connection = connect(server.path)
         connection.sendall(http2_call(path, b"\0" + struct.pack(">I", size) + bytes(100)))
@@ -939,57 +995,76 @@ def declared_sizes_are_not_allocated(server, rng):
 def unary_calls_with_no_or_two_messages(server, rng):
     client = server.client()
     for name in ("GetStats", "GetCapabilities", "CreateSequence"):
-        method = client.channel.stream_unary("/%s/%s" % (SERVICE, name), request_serializer=bytes,
-                                             response_deserializer=METHODS[name][1].FromString)
+        method = client.channel.stream_unary(
+            "/%s/%s" % (SERVICE, name),
+            request_serializer=bytes,
+            response_deserializer=METHODS[name][1].FromString,
+        )
         try:
             method(iter([]), timeout=20 * SLOW)
             fail("%s without a message was answered" % name)
         except grpc.RpcError as error:
             truth(
-    error.code() in (
-        grpc.StatusCode.INVALID_ARGUMENT,
-        grpc.StatusCode.UNIMPLEMENTED),
-        "%s: %s" %
-        (name,
-         error.code()))
+                error.code() in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED),
+                "%s: %s" % (name, error.code()),
+            )
         try:
             method(iter([b"", b""]), timeout=20 * SLOW)
         except grpc.RpcError:
             pass
-    stream = client.channel.stream_stream("/%s/ExportRows" % SERVICE, request_serializer=bytes,
-                                          response_deserializer=pb.RowChunk.FromString)
+    stream = client.channel.stream_stream(
+        "/%s/ExportRows" % SERVICE, request_serializer=bytes, response_deserializer=pb.RowChunk.FromString
+    )
     try:
         list(stream(iter([]), timeout=20 * SLOW))
         fail("ExportRows without a message was answered")
     except grpc.RpcError as error:
         truth(
-    error.code() in (
-        grpc.StatusCode.INVALID_ARGUMENT,
-        grpc.StatusCode.UNIMPLEMENTED),
-        "ExportRows: %s" %
-         error.code())
+            error.code() in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED),
+            "ExportRows: %s" % error.code(),
+        )
     attend = client.bidi("Attend")
     attend.half_close()
     equal(attend.recv(), None, "an Attend stream without a message ends cleanly")
     client.close()
 
 
-# ---- the sockets themselves --------------------------------------------
+# ---- the sockets themselves ----
 
 
 @test()
 def garbage_on_the_grpc_socket(server, rng):
     preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
     headers = http2_call("/%s/GetStats" % SERVICE, b"\0\0\0\0\0")
-    samples = [b"", b"\0", b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", preface[:10], preface, preface + bytes(1000),
-               preface + b"\xff" * 1000, headers[:60], headers[:-3], headers + http2_frame(0, 1, 1, b"")]
+    samples = [
+        b"",
+        b"\0",
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+        preface[:10],
+        preface,
+        preface + bytes(1000),
+        preface + b"\xff" * 1000,
+        headers[:60],
+        headers[:-3],
+        headers + http2_frame(0, 1, 1, b""),
+    ]
     samples += [rng.bytes(int(rng.integers(1, 5000))) for _ in range(20)]
     samples += [preface + rng.bytes(int(rng.integers(1, 5000))) for _ in range(20)]
-    samples += [preface + http2_frame(4, 0, 0, b"") + http2_frame(int(rng.integers(0, 12)), int(rng.integers(
-        0, 256)), int(rng.integers(0, 5)), rng.bytes(int(rng.integers(0, 200)))) for _ in range(scaled(100, 20))]
+    samples += [
+        preface
+        + http2_frame(4, 0, 0, b"")
+        + http2_frame(
+            int(rng.integers(0, 12)),
+            int(rng.integers(0, 256)),
+            int(rng.integers(0, 5)),
+            rng.bytes(int(rng.integers(0, 200))),
+        )
+        for _ in range(scaled(100, 20))
+    ]
     samples += [headers + http2_frame(3, 0, 1, struct.pack(">I", 8))] * 20  # reset at once
-    samples += [preface + http2_frame(4, 0, 0, b"") + http2_frame(1, 0, 1,
-                                      b"\0\x03abc\x7f" + b"x" * 127) * 50]
+    samples += [
+        preface + http2_frame(4, 0, 0, b"") + http2_frame(1, 0, 1, b"\0\x03abc\x7f" + b"x" * 127) * 50
+    ]
     held = []
     for data in samples:
         connection = connect(server.path)
@@ -1013,25 +1088,15 @@ def rapid_resets(server, rng):
     connection = connect(server.path)
     first = http2_call("/%s/Attend" % SERVICE, b"")
     connection.sendall(first)
-    headers = first[first.index(b"\x01\x04\0\0\0\x01") + 6:]
-    block = headers[:len(headers) - 9]
+    headers = first[first.index(b"\x01\x04\0\0\0\x01") + 6 :]
+    block = headers[: len(headers) - 9]
     connection.setblocking(False)
     sent = 0
     for stream in range(3, 2 * scaled(2000, 300), 2):
         try:
             connection.send(
-    http2_frame(
-        1,
-        4,
-        stream,
-        block) +
-        http2_frame(
-            3,
-            0,
-            stream,
-            struct.pack(
-                ">I",
-                 8)))
+                http2_frame(1, 4, stream, block) + http2_frame(3, 0, stream, struct.pack(">I", 8))
+            )
             sent += 1
         except BlockingIOError:
             break
@@ -1051,20 +1116,28 @@ def garbage_on_the_fd_socket(server, rng):
     fd = memfd(4096)
     before = server.n_fds()
     good = struct.pack(FdSocket.OFFER, FdSocket.MAGIC, 1, s.token, 7)
-    for data, n_fds in ((b"", 0), (b"", 1), (b"x", 1), (good[:31], 1), (good +
-    b"x", 1), (good *
-    100, 1), (good, 0), (good, 2), (good, 50), (bytes(32), 1), (b"\xff" *
-     32, 1), (bytes(60000), 3)):
+    for data, n_fds in (
+        (b"", 0),
+        (b"", 1),
+        (b"x", 1),
+        (good[:31], 1),
+        (good + b"x", 1),
+        (good * 100, 1),
+        (good, 0),
+        (good, 2),
+        (good, 50),
+        (bytes(32), 1),
+        (b"\xff" * 32, 1),
+        (bytes(60000), 3),
+    ):
         fds = FdSocket(path)
         try:
             fds.send(data, [fd] * n_fds)
             answer = fds.answer()
             truth(
-    answer is None or answer[1] < 0,
-    "%d bytes with %d descriptors: %r" %
-    (len(data),
-    n_fds,
-     answer))
+                answer is None or answer[1] < 0,
+                "%d bytes with %d descriptors: %r" % (len(data), n_fds, answer),
+            )
         except (BrokenPipeError, ConnectionResetError):
             pass
         fds.close()
@@ -1127,7 +1200,7 @@ def many_connections(server, rng):
     server.expect_empty(timeout=3 * SLOW)
 
 
-# ---- protocol misuse ---------------------------------------------------
+# ---- protocol misuse ----
 
 
 @test()
@@ -1152,14 +1225,9 @@ def session_closed_under_its_requests(server, rng):
                 outcome = refused.status.reason
             outcomes[outcome] = outcomes.get(outcome, 0) + 1
         truth(
-    set(outcomes) <= {
-        "ok",
-        "NO_SESSION",
-        "CANCELLED",
-        "SESSION_EXPIRED",
-        "NOT_FOUND"},
-        "outcomes %r" %
-         outcomes)
+            set(outcomes) <= {"ok", "NO_SESSION", "CANCELLED", "SESSION_EXPIRED", "NOT_FOUND"},
+            "outcomes %r" % outcomes,
+        )
         stream.bidi.cancel()
         server.expect_empty()
         s.fds.close()
@@ -1190,27 +1258,26 @@ def messages_out_of_place(server, rng):
 @test()
 def metadata_of_any_size(server, rng):
     client = server.client()
-    method = client.channel.unary_unary("/%s/GetStats" % SERVICE, request_serializer=serialize,
-                                        response_deserializer=pb.Stats.FromString)
+    method = client.channel.unary_unary(
+        "/%s/GetStats" % SERVICE, request_serializer=serialize, response_deserializer=pb.Stats.FromString
+    )
     for size, n in ((100, 1), (1000, 1), (100000, 1), (1000, 500)):
         try:
             method(
-    pb.GetStatsRequest(),
-    timeout=20 *
-    SLOW,
-    metadata=[
-        ("x-key-%d" %
-        i,
-        "v" *
-         size) for i in range(n)])
+                pb.GetStatsRequest(),
+                timeout=20 * SLOW,
+                metadata=[("x-key-%d" % i, "v" * size) for i in range(n)],
+            )
         except grpc.RpcError as error:
             truth(
-    error.code() in (
-        grpc.StatusCode.RESOURCE_EXHAUSTED,
-        grpc.StatusCode.INTERNAL,
-        grpc.StatusCode.UNAVAILABLE),
-        "code %s" %
-         error.code())
+                error.code()
+                in (
+                    grpc.StatusCode.RESOURCE_EXHAUSTED,
+                    grpc.StatusCode.INTERNAL,
+                    grpc.StatusCode.UNAVAILABLE,
+                ),
+                "code %s" % error.code(),
+            )
     truth(len(server.control.stats().pools) == 1, "still answers")
     client.close()
 
@@ -1218,29 +1285,24 @@ def metadata_of_any_size(server, rng):
 @test()
 def reflection_and_health_misuse(server, rng):
     client = server.client()
-    for module, package in ((reflection_v1, "grpc.reflection.v1"),
-                            (reflection_v1alpha, "grpc.reflection.v1alpha")):
+    for module, package in (
+        (reflection_v1, "grpc.reflection.v1"),
+        (reflection_v1alpha, "grpc.reflection.v1alpha"),
+    ):
         stream = client.bidi(
-    "ServerReflectionInfo",
-    package + ".ServerReflection",
-     module.ServerReflectionResponse)
+            "ServerReflectionInfo", package + ".ServerReflection", module.ServerReflectionResponse
+        )
         request = module.ServerReflectionRequest
         for data in (
-    request(),
-    request(
-        file_by_filename="../../etc/passwd"),
-        request(
-            file_by_filename=""),
+            request(),
+            request(file_by_filename="../../etc/passwd"),
+            request(file_by_filename=""),
+            request(file_containing_symbol="x" * 100000),
+            request(all_extension_numbers_of_type="a.b"),
             request(
-                file_containing_symbol="x" *
-                100000),
-                request(
-                    all_extension_numbers_of_type="a.b"),
-                    request(
-                        file_containing_extension=module.ExtensionRequest(
-                            containing_type="a",
-                            extension_number=-
-                            1))):
+                file_containing_extension=module.ExtensionRequest(containing_type="a", extension_number=-1)
+            ),
+        ):
             stream.send(data)
             reply = stream.recv()
             equal(reply.WhichOneof("message_response"), "error_response", "answer to %r" % str(data)[:60])
@@ -1260,8 +1322,9 @@ def reflection_and_health_misuse(server, rng):
         except grpc.RpcError as error:
             equal(error.code(), grpc.StatusCode.NOT_FOUND, "health of %r" % name[:20])
     try:
-        client.call("Check", b"\xff", service="grpc.health.v1.Health",
-                    reply_class=health_pb.HealthCheckResponse)
+        client.call(
+            "Check", b"\xff", service="grpc.health.v1.Health", reply_class=health_pb.HealthCheckResponse
+        )
         fail("a malformed health request was answered")
     except grpc.RpcError as error:
         equal(error.code(), grpc.StatusCode.INVALID_ARGUMENT, "malformed health request")

@@ -1,9 +1,10 @@
 #!/usr/bin/python3
 """test_lifetime.py - who owns what, and for how long: killed clients, leases, regions in use, shutdown, exhaustion."""
+
 from dsatest import *  # noqa: F403
 import victim
 
-# ---- helpers -----------------------------------------------------------
+# ---- helpers ----
 
 
 class Blocker:
@@ -30,25 +31,28 @@ class Blocker:
 
     def start(self, **fields):
         tile = -(-self.rows // 64)
-        q = np.tile(self.q_pool, (tile, 1, 1))[:self.rows]
-        indices = np.tile(self.i_pool, (tile, 1))[:self.rows]
+        q = np.tile(self.q_pool, (tile, 1, 1))[: self.rows]
+        indices = np.tile(self.i_pool, (tile, 1))[: self.rows]
         self.indices_at = q.nbytes
         self.out_at = (q.nbytes + indices.nbytes + 4095) // 4096 * 4096
         tensors = self.region.put(q), self.region.put(indices, q.nbytes)
-        return self.session.attend([(self.sequence, self.rows)], *tensors, wait=False,
-                                   out=pb.Output(region=self.region.slice(self.out_at)), **fields)
+        return self.session.attend(
+            [(self.sequence, self.rows)],
+            *tensors,
+            wait=False,
+            out=pb.Output(region=self.region.slice(self.out_at)),
+            **fields
+        )
 
     def start_and_see(self, **fields):
         """Starts and waits until the worker is at it: its first launch is counted while the rest is still to come."""
         before = self.server.control.stats().n_batches
         request = self.start(**fields)
         wait_until(
-    lambda: self.server.control.stats(
-        timeout=60 *
-        SLOW).n_batches > before,
-        20 *
-        SLOW,
-         "the work has begun")
+            lambda: self.server.control.stats(timeout=60 * SLOW).n_batches > before,
+            20 * SLOW,
+            "the work has begun",
+        )
         return request
 
     def run(self):
@@ -59,9 +63,15 @@ class Blocker:
         out = self.region.view(np.uint16, (self.rows, self.heads, 512), self.out_at)
         for row in (0, self.rows - 1):
             expected, _ = attend_reference(
-                MAIN, self.q_pool[row % 64][None], self.kv, self.i_pool[row % 64][None], 0.05)
-            truth((np.abs(f32(out[row]).reshape(1, self.heads, 512) - expected) <= 1e-3 + \
-                  2.01 / 128 * np.abs(expected)).all(), "row %d of a long attend" % row)
+                MAIN, self.q_pool[row % 64][None], self.kv, self.i_pool[row % 64][None], 0.05
+            )
+            truth(
+                (
+                    np.abs(f32(out[row]).reshape(1, self.heads, 512) - expected)
+                    <= 1e-3 + 2.01 / 128 * np.abs(expected)
+                ).all(),
+                "row %d of a long attend" % row,
+            )
 
 
 def in_log(server, words, timeout=10 * SLOW):
@@ -82,7 +92,7 @@ def raw_connections(path, n, kind=socket.SOCK_STREAM):
     return held
 
 
-# ---- killed clients ----------------------------------------------------
+# ---- killed clients ----
 
 
 @test()
@@ -90,8 +100,11 @@ def killed_clients_leave_nothing(server, rng):
     """SIGKILL at many points: everything is back in the pool within a second."""
     modes = [m for m in victim.MODES] * (1 if SANITIZED else 2)
     for number, mode in enumerate(modes):
-        process = subprocess.Popen([sys.executable, os.path.join(HERE, "victim.py"), server.path, mode, str(
-            number)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        process = subprocess.Popen(
+            [sys.executable, os.path.join(HERE, "victim.py"), server.path, mode, str(number)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
         try:
             equal(process.stdout.readline(), b"ready\n", "what the victim in mode %s says" % mode)
             truth(server.control.stats().n_sessions >= 1, "the victim has a session")
@@ -129,16 +142,13 @@ def closing_frees_all_at_once(server, rng):
             client.close()
         server.expect_empty()
         expect_refusal(
-    lambda: server.control.call(
-        "CreateSequence",
-        session=s.token),
-        "NO_SESSION",
-         "session")
+            lambda: server.control.call("CreateSequence", session=s.token), "NO_SESSION", "session"
+        )
         s.abandon()
         client.close()
 
 
-# ---- leases ------------------------------------------------------------
+# ---- leases ----
 
 
 @test()
@@ -185,6 +195,7 @@ def grace_and_reattach(server, rng):
         except grpc.RpcError as error:
             equal(refused_from(error).status.reason, "FAILED_PRECONDITION", "too early")
             return None
+
     again = wait_until(try_reattach, 5 * SLOW, "reattached")
     truth(again.opened.reattached, "reattached")
     equal(again.token, s.token, "the token stays")
@@ -208,7 +219,7 @@ def grace_and_reattach(server, rng):
     client.close()
 
 
-# ---- handles -----------------------------------------------------------
+# ---- handles ----
 
 
 @test()
@@ -218,8 +229,12 @@ def region_unregistered_in_use(server, rng):
         blocker = Blocker(server, rng, 1.0, s)
         request = blocker.start_and_see()
         equal(blocker.region.unregister(), pb.REGION_STATE_PENDING, "unregister while used")
-        late = s.attend([(blocker.sequence, 1)], pb.Tensor(dtype=pb.DTYPE_BF16, shape=[1, 1, 576],
-                        region=blocker.region.slice()), np.zeros((1, 1), np.int32), wait=False)
+        late = s.attend(
+            [(blocker.sequence, 1)],
+            pb.Tensor(dtype=pb.DTYPE_BF16, shape=[1, 1, 576], region=blocker.region.slice()),
+            np.zeros((1, 1), np.int32),
+            wait=False,
+        )
         expect_refusal(lambda: s.stream.wait(late), "NOT_FOUND")
         expect_refusal(blocker.region.unregister, "NOT_FOUND")
         s.stream.wait(request)
@@ -232,8 +247,13 @@ def region_unregistered_in_use(server, rng):
         expected = s.attend(sequence, q, indices).out_bits
         for _ in range(scaled(400)):
             region = s.region(32768)
-            request = s.attend([(sequence, 2)], region.put(q), region.put(indices, 16384), wait=False,
-                               out=pb.Output(region=region.slice(20480)))
+            request = s.attend(
+                [(sequence, 2)],
+                region.put(q),
+                region.put(indices, 16384),
+                wait=False,
+                out=pb.Output(region=region.slice(20480)),
+            )
             state = region.unregister()
             truth(state in (pb.REGION_STATE_PENDING, pb.REGION_STATE_GONE), "state %d" % state)
             try:
@@ -243,8 +263,11 @@ def region_unregistered_in_use(server, rng):
                 continue
             same_bits(region.view(np.uint16, expected.shape, 20480), expected, "written into the old mapping")
         wait_until(lambda: server.control.stats().n_regions == 0, 2 * SLOW, "all regions gone")
-        wait_until(lambda: server.n_maps() <= before[0] + 16 and server.n_fds() <= before[1] + 2, 2 * SLOW,
-                   "maps and fds as before (%r, now %d %d)" % (before, server.n_maps(), server.n_fds()))
+        wait_until(
+            lambda: server.n_maps() <= before[0] + 16 and server.n_fds() <= before[1] + 2,
+            2 * SLOW,
+            "maps and fds as before (%r, now %d %d)" % (before, server.n_maps(), server.n_fds()),
+        )
 
 
 @test()
@@ -291,16 +314,21 @@ def double_release(server, rng):
             equal(sorted(results), ["NOT_FOUND"] * 3 + ["ok"], "four releases")
             pool = server.control.pool()
             equal((pool.n_pages_used, pool.n_pages_free), (0, pool.n_pages), "pages")
-            for stale in (lambda: s.get(a), lambda: s.append(a, random_rows(rng, 1)), lambda: s.fork(a),
-                          lambda: s.stream.append(a, random_rows(rng, 1)), lambda: s.export(a),
-                          lambda: s.attend(a, random_q(rng, 1, 1), np.zeros((1, 1), np.int32))):
+            for stale in (
+                lambda: s.get(a),
+                lambda: s.append(a, random_rows(rng, 1)),
+                lambda: s.fork(a),
+                lambda: s.stream.append(a, random_rows(rng, 1)),
+                lambda: s.export(a),
+                lambda: s.attend(a, random_q(rng, 1, 1), np.zeros((1, 1), np.int32)),
+            ):
                 expect_refusal(stale, "NOT_FOUND")
         b, c = s.create(), s.create()
         truth(a not in (b, c), "ids are never reused")
         rows_b, rows_c = random_rows(rng, 200), random_rows(rng, 200)
         for begin in range(0, 200, 40):
-            s.append(b, rows_b[begin:begin + 40])
-            s.append(c, rows_c[begin:begin + 40])
+            s.append(b, rows_b[begin : begin + 40])
+            s.append(c, rows_c[begin : begin + 40])
         same_bits(s.export(b), quantize(MAIN, rows_b)[0], "B")
         same_bits(s.export(c), quantize(MAIN, rows_c)[0], "C")
         for client in clients:
@@ -313,63 +341,50 @@ def foreign_and_stale_handles(server, rng):
         region, sequence = mine.region(1 << 16), mine.create()
         mine.append(sequence, random_rows(rng, 64))
         expect_refusal(
-    lambda: other.append(
-        sequence,
-        random_rows(
-            rng,
-            1)),
-            "NOT_FOUND",
-            "append.sequence_id",
-             sequence)
+            lambda: other.append(sequence, random_rows(rng, 1)), "NOT_FOUND", "append.sequence_id", sequence
+        )
         expect_refusal(
-    lambda: other.stream.append(
-        sequence,
-        random_rows(
-            rng,
-            1)),
+            lambda: other.stream.append(sequence, random_rows(rng, 1)),
             "NOT_FOUND",
             "append.sequence_id",
-             sequence)
-        for call in (
-    lambda: other.get(sequence),
-    lambda: other.fork(sequence),
-    lambda: other.truncate(
-        sequence,
-        0),
-        lambda: other.release(sequence),
-        lambda: other.export(sequence),
-        lambda: other.import_rows(
             sequence,
-            np.zeros(
-                (1,
-                656),
-                 np.uint8))):
+        )
+        for call in (
+            lambda: other.get(sequence),
+            lambda: other.fork(sequence),
+            lambda: other.truncate(sequence, 0),
+            lambda: other.release(sequence),
+            lambda: other.export(sequence),
+            lambda: other.import_rows(sequence, np.zeros((1, 656), np.uint8)),
+        ):
             expect_refusal(call, "NOT_FOUND", "sequence_id", sequence)
         q, indices = random_q(rng, 1, 2), np.zeros((1, 4), np.int32)
         expect_refusal(
-    lambda: other.attend(
-        sequence,
-        q,
-        indices),
-        "NOT_FOUND",
-        "attend.segments[0].sequence_id",
-         sequence)
+            lambda: other.attend(sequence, q, indices),
+            "NOT_FOUND",
+            "attend.segments[0].sequence_id",
+            sequence,
+        )
         own = other.create()
         other.append(own, random_rows(rng, 64))
-        for region_id in (region.id, b"", b"x" * 15, b"x" * 16, b"x" * 17, region.id[:15], region.id + b"\0",
-                          bytes([region.id[0] ^ 1]) + region.id[1:]):
+        for region_id in (
+            region.id,
+            b"",
+            b"x" * 15,
+            b"x" * 16,
+            b"x" * 17,
+            region.id[:15],
+            region.id + b"\0",
+            bytes([region.id[0] ^ 1]) + region.id[1:],
+        ):
             tensor = pb.Tensor(
-    dtype=pb.DTYPE_BF16, shape=[
-        1, 2, 576], region=pb.RegionSlice(
-            region_id=region_id))
+                dtype=pb.DTYPE_BF16, shape=[1, 2, 576], region=pb.RegionSlice(region_id=region_id)
+            )
             status = expect_refusal(lambda: other.attend([(own, 1)], tensor, indices), "NOT_FOUND")
             truth(status.field.startswith("attend.q.region"), "field %r" % status.field)
             expect_refusal(
-    lambda: other.call(
-        "UnregisterRegion",
-        region_id=region_id),
-        "NOT_FOUND",
-         "region_id")
+                lambda: other.call("UnregisterRegion", region_id=region_id), "NOT_FOUND", "region_id"
+            )
         region.unregister()
         expect_refusal(lambda: mine.attend([(sequence, 1)], region.put(q), indices), "NOT_FOUND")
     expect_refusal(lambda: mine.get(sequence), "NO_SESSION", "session")
@@ -396,10 +411,16 @@ def tickets(server, rng):
         fds = s.fd_socket()
         ticket = s.offer(fd)
         equal(fds.offer(s.token, ticket, [fd])[1] < 0, True, "a ticket number twice")
-        for arguments, keywords in (((s.token, 0, [fd]), {}), ((b"x" * 16, 5, [fd]), {}), ((s.token, 5, []), {}),
-                                    ((s.token, 5, [fd, fd]), {}), ((s.token, 5, [fd] * 8), {}),
-                                    ((s.token, 5, [fd] * 100), {}), ((s.token, 5, [fd]), {"magic": 1}),
-                                    ((s.token, 5, [fd]), {"version": 2})):
+        for arguments, keywords in (
+            ((s.token, 0, [fd]), {}),
+            ((b"x" * 16, 5, [fd]), {}),
+            ((s.token, 5, []), {}),
+            ((s.token, 5, [fd, fd]), {}),
+            ((s.token, 5, [fd] * 8), {}),
+            ((s.token, 5, [fd] * 100), {}),
+            ((s.token, 5, [fd]), {"magic": 1}),
+            ((s.token, 5, [fd]), {"version": 2}),
+        ):
             number, status, text = fds.offer(*arguments, **keywords)
             truth(status < 0 and text, "offer %r %r answered %d %r" % (arguments, keywords, status, text))
         n_offered = 0
@@ -412,11 +433,12 @@ def tickets(server, rng):
         truth(answer[2], "the refusal says why")
         os.close(fd)
     server.expect_empty()
-    wait_until(lambda: server.n_fds() <= before + 1, 2 * SLOW,
-               "unclaimed descriptors are closed with the session")
+    wait_until(
+        lambda: server.n_fds() <= before + 1, 2 * SLOW, "unclaimed descriptors are closed with the session"
+    )
 
 
-# ---- the pool against a model ------------------------------------------
+# ---- the pool against a model ----
 
 
 def random_operations(server, rng, layers):
@@ -450,7 +472,7 @@ def random_operations(server, rng, layers):
             elif action == "append":
                 begin = int(rng.integers(0, layers))
                 n_layers = int(rng.integers(1, layers - begin + 1))
-                if len({len(p) for p in planes[begin:begin + n_layers]}) > 1:
+                if len({len(p) for p in planes[begin : begin + n_layers]}) > 1:
                     n_layers = 1  # layers that are appended to together have one length
                 n = int(rng.integers(1, 150))
                 new = [random_rows(rng, n) for _ in range(n_layers)]
@@ -481,10 +503,10 @@ def random_operations(server, rng, layers):
                     for layer, rows in enumerate(planes):
                         if len(rows):
                             same_bits(
-    s.export(
-        which, layer=layer), quantize(
-            MAIN, rows)[0], "rows after step %d" %
-             number)
+                                s.export(which, layer=layer),
+                                quantize(MAIN, rows)[0],
+                                "rows after step %d" % number,
+                            )
         truth(refused > 0, "the pool was never full: the test is too tame")
 
 
@@ -502,6 +524,7 @@ def random_operations_with_layers(server, rng):
 @test()
 def mixed_load_leaves_nothing(server, rng):
     """POOL-03: thousands of requests, some cancelled, some refused, some late; then everything is as after warm-up."""
+
     def load(n, s, stream):
         sequence = s.create()
         s.append(sequence, random_rows(rng, 128))
@@ -528,8 +551,9 @@ def mixed_load_leaves_nothing(server, rng):
                     outcome = "ok"
                 except Refused as refused:
                     outcome = refused.status.reason
-                allowed = {0: ("BAD_SHAPE",), 1: ("DEADLINE", "ok"),
-                               2: ("CANCELLED", "ok")}.get(kind, ("ok",))
+                allowed = {0: ("BAD_SHAPE",), 1: ("DEADLINE", "ok"), 2: ("CANCELLED", "ok")}.get(
+                    kind, ("ok",)
+                )
                 truth(outcome in allowed, "outcome %r of a request of kind %d" % (outcome, kind))
                 counts[outcome] = counts.get(outcome, 0) + 1
         equal(sum(counts.values()), n, "every request has one outcome: %r" % counts)
@@ -547,7 +571,7 @@ def mixed_load_leaves_nothing(server, rng):
             truth(now[0] <= warm[0] * 1.05 + (1 << 20), "RSS %d, warm %d" % (now[0], warm[0]))
 
 
-# ---- cancel races ------------------------------------------------------
+# ---- cancel races ----
 
 
 @test()
@@ -572,8 +596,14 @@ def cancels_race_with_completion(server, rng):
         for n in range(scaled(300, 40)):
             stream = AttendStream(s)
             for _ in range(int(rng.integers(1, 6))):
-                request = stream.attend([(sequence, 4)], q, i, out=out(), wait=False,
-                                        deadline_us=int(rng.uniform(0.5, 1.5) * median * 1e6) + 1)
+                request = stream.attend(
+                    [(sequence, 4)],
+                    q,
+                    i,
+                    out=out(),
+                    wait=False,
+                    deadline_us=int(rng.uniform(0.5, 1.5) * median * 1e6) + 1,
+                )
                 if n % 3 == 0:
                     stream.cancel_request(request)
             deadline = time.monotonic() + float(rng.uniform(0, 1.5)) * median
@@ -584,15 +614,13 @@ def cancels_race_with_completion(server, rng):
             else:
                 stream.bidi.half_close()
         append = pb.AppendRequest(
-    session=s.token,
-    append=pb.AppendOp(
-        sequence_id=sequence,
-        rows=inline(
-            random_rows(
-                rng,
-                 16))))
-        method = s.client.channel.unary_unary("/%s/Append" % SERVICE, request_serializer=serialize,
-                                              response_deserializer=pb.AppendReply.FromString)
+            session=s.token, append=pb.AppendOp(sequence_id=sequence, rows=inline(random_rows(rng, 16)))
+        )
+        method = s.client.channel.unary_unary(
+            "/%s/Append" % SERVICE,
+            request_serializer=serialize,
+            response_deserializer=pb.AppendReply.FromString,
+        )
         outcomes = {}
         for _ in range(scaled(300, 40)):
             call = method.future(append, timeout=float(rng.uniform(0.0, 2.0)) * median + 1e-4)
@@ -608,17 +636,15 @@ def cancels_race_with_completion(server, rng):
             truth(outcome in ("OK", "CANCELLED", "DEADLINE_EXCEEDED"), "outcome %s" % outcome)
             outcomes[outcome] = outcomes.get(outcome, 0) + 1
         tokens = s.get(sequence).n_tokens
-        truth((tokens -
-    256) %
-    16 == 0 and tokens -
-    256 >= 16 *
-    outcomes.get("OK", 0), "tokens %d after %r" %
-     (tokens, outcomes))
+        truth(
+            (tokens - 256) % 16 == 0 and tokens - 256 >= 16 * outcomes.get("OK", 0),
+            "tokens %d after %r" % (tokens, outcomes),
+        )
         s.attend([(sequence, 4)], q, i, out=out())
         wait_until(lambda: server.control.pool().queue_depth == 0, 5 * SLOW, "the queue is empty")
 
 
-# ---- slow readers ------------------------------------------------------
+# ---- slow readers ----
 
 
 @test(**{"pool-bytes": "32MiB", "pool-pages": 0, "max-stream-bytes": "4MiB", "stall-timeout": "60s"})
@@ -639,21 +665,28 @@ def slow_readers_do_not_grow_the_server(server, rng):
         request = pb.ExportRowsRequest(session=s.token, sequence_id=sequence, dtype=pb.DTYPE_BF16)
         exports = [c.export(request, timeout=None) for c in clients]  # 46 MB each, unread
         deaf = AttendStream(s, reads=False)
-        asked = [deaf.attend(sequence, q, indices, wait=False)
-                             for _ in range(scaled(400, 40))]  # 512 KiB each, unread
+        asked = [
+            deaf.attend(sequence, q, indices, wait=False) for _ in range(scaled(400, 40))
+        ]  # 512 KiB each, unread
         times = []
         for _ in range(scaled(200, 20)):
             begin = time.monotonic()
-            same_bits(s.attend(sequence, q[:1], indices[:1]).out_bits,
-                      want[:1], "a normal client among slow ones")
+            same_bits(
+                s.attend(sequence, q[:1], indices[:1]).out_bits, want[:1], "a normal client among slow ones"
+            )
             times.append(time.monotonic() - begin)
-        truth(sorted(times)[-1] < 2.0 * SLOW,
-     "slowest round trip of the normal client %.3f s" % sorted(times)[-1])
+        truth(
+            sorted(times)[-1] < 2.0 * SLOW,
+            "slowest round trip of the normal client %.3f s" % sorted(times)[-1],
+        )
         grown = server.rss() - before
         bound = n_clients * (6 << 20) + (16 << 20)
         if not SANITIZED:
-            truth(grown < bound, "the server grew by %d MiB for %d slow readers, bound %d MiB"
-                  % (grown >> 20, n_clients + 1, bound >> 20))
+            truth(
+                grown < bound,
+                "the server grew by %d MiB for %d slow readers, bound %d MiB"
+                % (grown >> 20, n_clients + 1, bound >> 20),
+            )
         for number, export in enumerate(exports[:2]):
             at = 0
             for chunk in export:
@@ -692,9 +725,9 @@ def stalled_streams_are_ended(server, rng):
         in_log(server, "method=/dsa.v1.SparseAttention/ExportRows queued_bytes", 20 * SLOW)
         in_log(server, "method=/dsa.v1.SparseAttention/Attend queued_bytes", 20 * SLOW)
         for name, read in (
-    ("export", lambda: [
-        c.n_tokens for c in export]), ("attend", lambda: list(
-            deaf.bidi.call))):
+            ("export", lambda: [c.n_tokens for c in export]),
+            ("attend", lambda: list(deaf.bidi.call)),
+        ):
             try:
                 read()
                 fail("%s: all came although nobody read for longer than the timeout" % name)
@@ -702,15 +735,14 @@ def stalled_streams_are_ended(server, rng):
                 equal(error.code(), grpc.StatusCode.RESOURCE_EXHAUSTED, "%s: code" % name)
                 refused = refused_from(error)
                 truth(
-    "STALLED" in (
-        error.details() or "") or (
-            refused and refused.status.reason == "STALLED"), "%s: says %r" %
-             (name, error.details()))
+                    "STALLED" in (error.details() or "") or (refused and refused.status.reason == "STALLED"),
+                    "%s: says %r" % (name, error.details()),
+                )
         client.close()
         same_bits(s.export(sequence)[:400], quantize(MAIN, rows[:400])[0], "the session goes on")
 
 
-# ---- overload ----------------------------------------------------------
+# ---- overload ----
 
 
 @test(**{"max-queue": 8, "max-inflight": 64})
@@ -731,9 +763,8 @@ def full_queue_is_refused_with_a_hint(server, rng):
         for _ in range(20):
             begin = time.monotonic()
             equal(
-    server.control.health().status,
-    health_pb.HealthCheckResponse.SERVING,
-     "health under overload")
+                server.control.health().status, health_pb.HealthCheckResponse.SERVING, "health under overload"
+            )
             checks.append(time.monotonic() - begin)
         truth(max(checks) < 0.5 * SLOW, "a health check took %.3f s" % max(checks))
         outcomes = {"ok": 0, "QUEUE_FULL": 0}
@@ -812,11 +843,8 @@ def out_of_descriptors(env, rng):
         before = server.n_fds()
         held = raw_connections(server.path, 120)
         wait_until(
-    lambda: server.n_fds() >= 63,
-    5 *
-    SLOW,
-    "the descriptors are used up (%d)" %
-     server.n_fds())
+            lambda: server.n_fds() >= 63, 5 * SLOW, "the descriptors are used up (%d)" % server.n_fds()
+        )
         equal(s.get(sequence).n_tokens, 70, "open connections are served meanwhile")
         memfd = victim.memfd()
         number, status, text = fds.offer(s.token, 77, [memfd])
@@ -842,16 +870,13 @@ def connect_check_close(server, rng):
         if i == 20:
             before = server.n_fds()
     wait_until(
-    lambda: server.n_fds() <= before +
-    3,
-    5 *
-    SLOW,
-    "descriptors as before (%d, now %d)" %
-    (before,
-     server.n_fds()))
+        lambda: server.n_fds() <= before + 3,
+        5 * SLOW,
+        "descriptors as before (%d, now %d)" % (before, server.n_fds()),
+    )
 
 
-# ---- start and end -----------------------------------------------------
+# ---- start and end ----
 
 
 @test(own=True)
@@ -883,24 +908,26 @@ def sigterm_with_open_streams(env, rng):
         victim.do_tickets(s, rng)
         s.stream.append(s.create(), random_rows(rng, 1))
     watch = server.control.channel.unary_stream(
-    "/grpc.health.v1.Health/Watch",
-    request_serializer=serialize,
-     response_deserializer=health_pb.HealthCheckResponse.FromString)
+        "/grpc.health.v1.Health/Watch",
+        request_serializer=serialize,
+        response_deserializer=health_pb.HealthCheckResponse.FromString,
+    )
     watched = watch(health_pb.HealthCheckRequest(service=SERVICE))
     states = [next(watched).status]
-    reflection = server.control.bidi("ServerReflectionInfo", "grpc.reflection.v1.ServerReflection",
-                                     reflection_v1.ServerReflectionResponse)
+    reflection = server.control.bidi(
+        "ServerReflectionInfo", "grpc.reflection.v1.ServerReflection", reflection_v1.ServerReflectionResponse
+    )
     reflection.send(reflection_v1.ServerReflectionRequest(list_services=""))
     reflection.recv()
     big = sessions[0].create()
     for _ in range(3):
         sessions[0].append(big, np.tile(random_rows(rng, 500), (7, 1)))
     stalled = [
-    server.client().export(
-        pb.ExportRowsRequest(
-            session=sessions[0].token,
-            sequence_id=big,
-             dtype=pb.DTYPE_BF16)) for _ in range(3)]
+        server.client().export(
+            pb.ExportRowsRequest(session=sessions[0].token, sequence_id=big, dtype=pb.DTYPE_BF16)
+        )
+        for _ in range(3)
+    ]
     raw = raw_connections(server.path, 3)
     begin = time.monotonic()
     server.signal()
@@ -917,8 +944,11 @@ def sigterm_with_open_streams(env, rng):
     took = time.monotonic() - begin
     equal(code, 0, "exit code")
     truth(took < 2.0 * SLOW, "took %.2f s to end" % took)
-    equal(states, [health_pb.HealthCheckResponse.SERVING,
-          health_pb.HealthCheckResponse.NOT_SERVING], "health, watched")
+    equal(
+        states,
+        [health_pb.HealthCheckResponse.SERVING, health_pb.HealthCheckResponse.NOT_SERVING],
+        "health, watched",
+    )
     del stalled, raw
 
 
@@ -930,9 +960,10 @@ def sigterm_lets_running_work_finish(env, rng):
     behind = blocker.session.attend(blocker.sequence, blocker.q_pool[:1], blocker.i_pool[:1], wait=False)
     blocker.session.stream.wait_until_read()
     watch = server.control.channel.unary_stream(
-    "/grpc.health.v1.Health/Watch",
-    request_serializer=serialize,
-     response_deserializer=health_pb.HealthCheckResponse.FromString)
+        "/grpc.health.v1.Health/Watch",
+        request_serializer=serialize,
+        response_deserializer=health_pb.HealthCheckResponse.FromString,
+    )
     watched = watch(health_pb.HealthCheckRequest(service=""))
     equal(next(watched).status, health_pb.HealthCheckResponse.SERVING, "before")
     server.signal()
@@ -940,21 +971,20 @@ def sigterm_lets_running_work_finish(env, rng):
     still_running = blocker.session.stream.pieces.get(running) is None
     if still_running:
         refused = blocker.session.attend(blocker.sequence, blocker.q_pool[:1], blocker.i_pool[:1], wait=False)
-        expect_refusal(lambda: blocker.session.stream.wait(refused),
-                       "DRAINING", code=grpc.StatusCode.UNAVAILABLE)
+        expect_refusal(
+            lambda: blocker.session.stream.wait(refused), "DRAINING", code=grpc.StatusCode.UNAVAILABLE
+        )
         expect_refusal(lambda: Session(server.control), "DRAINING", code=grpc.StatusCode.UNAVAILABLE)
         expect_refusal(blocker.session.create, "DRAINING", code=grpc.StatusCode.UNAVAILABLE)
     blocker.session.stream.wait(running)
     blocker.check()
     result = blocker.session.stream.wait(behind)
-    check_attend(result,
-    attend_reference(MAIN,
-    blocker.q_pool[:1],
-    blocker.kv,
-    blocker.i_pool[:1],
-    0.05)[0],
-    None,
-     "behind")
+    check_attend(
+        result,
+        attend_reference(MAIN, blocker.q_pool[:1], blocker.kv, blocker.i_pool[:1], 0.05)[0],
+        None,
+        "behind",
+    )
     equal(server.wait_exit(5 * SLOW), 0, "exit code")
 
 
@@ -1024,9 +1054,10 @@ def sigterm_under_load(env, rng):
                 problems.append(refused)
         except grpc.RpcError as error:
             if error.code() not in (
-    grpc.StatusCode.UNAVAILABLE,
-    grpc.StatusCode.CANCELLED,
-     grpc.StatusCode.UNAUTHENTICATED):
+                grpc.StatusCode.UNAVAILABLE,
+                grpc.StatusCode.CANCELLED,
+                grpc.StatusCode.UNAUTHENTICATED,
+            ):
                 problems.append(error)
         except Failure as failed:
             if "the stream ended" not in str(failed) and "instead of `opened`" not in str(failed):
@@ -1034,8 +1065,9 @@ def sigterm_under_load(env, rng):
         counts.append(n_good)
 
     counts = []
-    threads = [threading.Thread(target=work, args=(int(rng.integers(1 << 30)),),
-                                daemon=True) for _ in range(6)]
+    threads = [
+        threading.Thread(target=work, args=(int(rng.integers(1 << 30)),), daemon=True) for _ in range(6)
+    ]
     for thread in threads:
         thread.start()
     wait_until(lambda: server.control.stats().n_requests > 300 // SLOW, 20 * SLOW, "load is on")

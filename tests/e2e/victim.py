@@ -1,5 +1,6 @@
 #!/usr/bin/python3
 """victim.py - a client that test_lifetime.py kills: does what its mode says, says "ready", and goes on until then."""
+
 from dsatest import *  # noqa: F403
 
 
@@ -14,6 +15,7 @@ def forever(step):
         ready()
         while True:
             step(s, rng)
+
     return run
 
 
@@ -73,8 +75,16 @@ def do_attend_flight(s, rng):
         s.root = filled(s, rng)
     for request_id in getattr(s, "flying", ()):  # their places are used again
         s.stream.wait(request_id)
-    s.flying = [s.attend([(s.root, 8)], s.q, s.i, wait=False,
-                         out=pb.Output(region=s.area.slice((2 << 20) + n * s.out_bytes))) for n in range(100)]
+    s.flying = [
+        s.attend(
+            [(s.root, 8)],
+            s.q,
+            s.i,
+            wait=False,
+            out=pb.Output(region=s.area.slice((2 << 20) + n * s.out_bytes)),
+        )
+        for n in range(100)
+    ]
 
 
 def do_inline_flight(s, rng):
@@ -92,11 +102,9 @@ def do_inline_flight(s, rng):
 def do_export_unread(s, rng):
     root = filled(s, rng, 3000)
     s.calls = [
-    s.client.export(
-        pb.ExportRowsRequest(
-            session=s.token,
-            sequence_id=root,
-             dtype=pb.DTYPE_BF16)) for _ in range(5)]
+        s.client.export(pb.ExportRowsRequest(session=s.token, sequence_id=root, dtype=pb.DTYPE_BF16))
+        for _ in range(5)
+    ]
     s.append(root, random_rows(rng, 10))
 
 
@@ -116,7 +124,8 @@ MODES = {
     "attend_flight": forever(do_attend_flight),
     "inline_flight": forever(do_inline_flight),
     "export_unread": do_export_unread,
-     "beats": forever(do_beats)}
+    "beats": forever(do_beats),
+}
 
 
 def run_victim():
