@@ -74,10 +74,10 @@ void rpc_check_stalls(struct rpc *rpc, uint64_t now_us);
 
 /* Stop taking calls and tell the clients (GOAWAY). Running calls go on. */
 void rpc_shutdown(struct rpc *rpc);
-void rpc_cancel_all(struct rpc *rpc);       /* end what still runs */
+void rpc_cancel_all(struct rpc *rpc); /* end what still runs */
 /* Some client has still to take what was sent, and took something less than patience_us ago. */
 bool rpc_has_unsent(const struct rpc *rpc, uint64_t patience_us);
-bool rpc_is_down(const struct rpc *rpc);    /* no call is left and the server has stopped */
+bool rpc_is_down(const struct rpc *rpc); /* no call is left and the server has stopped */
 
 /* A doorbell makes a sleeping rpc_step return true. Ring it from any thread; one thread per bell at a time. */
 SRV_MUST_CHECK dsa_status rpc_bell_create(struct rpc *rpc, struct rpc_bell **bell_p);

@@ -259,7 +259,7 @@ DEV void form_scores(const memory &m)
     auto add = [&](int first, int n_values, int group) {
         float part[2][4] = {};
 
-#pragma unroll
+#pragma unroll 4
         for (int at = 0; at < n_values; at += 16) {
             uint32_t a[4], b[4];
 
@@ -278,7 +278,7 @@ DEV void form_scores(const memory &m)
             sum[t][3] = fmaf(part[t][3], s.y, sum[t][3]);
         }
     };
-#pragma unroll
+#pragma unroll 1 // or the loop over tiles outgrows the instruction cache
     for (int i = 0; i < share / per_group; i++) {
         const int first = k_warp * share + i * per_group;
 
@@ -358,7 +358,7 @@ DEV void add_values(const memory &m, float o[S::m_tiles][S::n_tiles][4])
     const int group = warp * S::dims / DSK_GROUP_VALUES;
     const uint32_t v = shared_address(m.k) + (lane % 16) * S::pitch + 2 * warp * S::dims + 16 * (lane / 16);
 
-#pragma unroll
+#pragma unroll 1
     for (int step = 0; step < T / 16; step++) {
         uint32_t b[S::n_tiles / 2][4];
 

@@ -54,6 +54,9 @@ constexpr float LOG2_E = 1.4426950408889634f;
 constexpr float LN_2 = 0.6931471805599453f;
 constexpr float P_TOP_LOG2 = 7.f;            /* log2 of the largest P after a raise */
 constexpr float P_TOP_INVERSE = 1.f / 128.f; /* 2^-P_TOP_LOG2 */
+constexpr float QUERY_FACTOR = 64.f;          /* of Q, if the largest |q| is in [2^-9, 2^9) ... */
+constexpr uint32_t QUERY_TOO_LARGE = 0x4400u; /* ... in bf16 bits */
+constexpr uint32_t QUERY_TOO_SMALL = 0x3b00u;
 constexpr float SCALE_FLOOR = 0x1p-60f;      /* keeps scale ratios finite; a group this small adds nothing to a score */
 constexpr float V_RATIO_MAX = 128.f;         /* 448 * 128 < 65504 */
 constexpr float V_RATIO_MIN = 0x1p-14f;      /* normal f16 */
@@ -178,27 +181,23 @@ __device__ __forceinline__ void publish_heads(attend_sm90_control *ctl, const La
 
 /* ---- query ------------------------------------------------------------------------------------------- */
 
-/* Query rows of one warp on their way to shared memory: heads warp, warp + 12, ... */
-template <class S> struct QueryRows {
-    uint4 latent[S::WARP_QUERIES][S::LATENT / 256];
-    uint4 rope[S::WARP_QUERIES];
+/* One head's query, spread over a warp: 8 values a lane and step; RoPE in the first 8 lanes. */
+template <class S> struct QueryRow {
+    uint4 latent[S::LATENT / 256];
+    uint4 rope;
 };
 
 template <class S>
-__device__ __forceinline__ void load_query(QueryRows<S> &rows, const Work &work, int warp, int lane)
+__device__ __forceinline__ void load_query(QueryRow<S> &row, const Work &work, int head, int lane)
 {
     const uint4 zero = make_uint4(0, 0, 0, 0);
+    const bool is_real = head < work.n_heads;
+    const uint4 *src = (const uint4 *)(work.row->q + (uint64_t)((work.head0 + head) * work.row->q_head_bytes));
 #pragma unroll
-    for (int u = 0; u < S::WARP_QUERIES; u++) {
-        const int head = warp + S::QUERY_WARPS * u;
-        const bool is_real = head < work.n_heads;
-        const uint4 *src = (const uint4 *)(work.row->q + (uint64_t)((work.head0 + head) * work.row->q_head_bytes));
-#pragma unroll
-        for (int i = 0; i < S::LATENT / 256; i++)
-            rows.latent[u][i] = is_real ? __ldg(src + WARP * i + lane) : zero;
-        if (S::ROPE > 0)
-            rows.rope[u] = is_real && lane < S::ROPE / 8 ? __ldg(src + S::LATENT / 8 + lane) : zero;
-    }
+    for (int i = 0; i < S::LATENT / 256; i++)
+        row.latent[i] = is_real ? __ldg(src + WARP * i + lane) : zero;
+    if (S::ROPE > 0)
+        row.rope = is_real && lane < S::ROPE / 8 ? __ldg(src + S::LATENT / 8 + lane) : zero;
 }
 
 __device__ __forceinline__ uint32_t max_magnitude(uint32_t sofar, const uint4 &v)
@@ -210,23 +209,18 @@ __device__ __forceinline__ uint32_t max_magnitude(uint32_t sofar, const uint4 &v
     return __vmaxu2(sofar, v.w & mask);
 }
 
-/* Bits of the largest finite |q| among the warp's rows. A head with an infinity or a NaN does not count: its results are
- * lost anyway and must not take the other heads' precision. */
-template <class S> __device__ __forceinline__ uint32_t query_magnitude(const QueryRows<S> &rows)
+/* Bits of the head's largest |q|; 0 if that is an infinity or a NaN: the head's results are lost anyway and must not take
+ * the other heads' precision. */
+template <class S> __device__ __forceinline__ uint32_t query_magnitude(const QueryRow<S> &row)
 {
-    uint32_t largest = 0;
+    uint32_t m = 0;
 #pragma unroll
-    for (int u = 0; u < S::WARP_QUERIES; u++) {
-        uint32_t m = 0;
-#pragma unroll
-        for (int i = 0; i < S::LATENT / 256; i++)
-            m = max_magnitude(m, rows.latent[u][i]);
-        if (S::ROPE > 0)
-            m = max_magnitude(m, rows.rope[u]);
-        m = __reduce_max_sync(~0u, max(m & 0xffffu, m >> 16));
-        largest = m < 0x7f80u ? max(largest, m) : largest;
-    }
-    return largest;
+    for (int i = 0; i < S::LATENT / 256; i++)
+        m = max_magnitude(m, row.latent[i]);
+    if (S::ROPE > 0)
+        m = max_magnitude(m, row.rope);
+    m = __reduce_max_sync(~0u, max(m & 0xffffu, m >> 16));
+    return m < 0x7f80u ? m : 0;
 }
 
 /* Where 16-bit pair `pair` of head `head` goes in its 128-byte row of a chunk: 16-byte units swizzled by the row. */
@@ -235,73 +229,87 @@ __device__ __forceinline__ uint32_t swizzled(int head, int unit, int byte)
     return (uint32_t)(head * 128 + ((unit ^ (head & 7)) << 4) + byte);
 }
 
-/* Writes the rows as f16 (latent) and bf16 (RoPE), multiplied by the power of two `factor`. The order of k within a chunk
+/* Writes the row as f16 (latent) and bf16 (RoPE), multiplied by the power of two `factor`. The order of k within a chunk
  * is free as long as K's fragments use the same: a thread of the score warpgroup reads 16 contiguous bytes of a row, values
  * 32 q + 16 (chunk % 2) + [0, 16) of a group, and takes four of them per instruction: pairs 2 q (k = 2q) and 2 q + 8. */
 template <class S>
-__device__ __forceinline__ void store_query(const QueryRows<S> &rows, uint32_t query_at, int warp, int lane, float factor)
+__device__ __forceinline__ void store_query(const QueryRow<S> &row, uint32_t query_at, int head, int lane, float factor)
 {
+    /* Lanes of different chunks would meet in one bank: each takes its four pairs in another order. */
+    const int turn = ((lane >> 1) & 1) | ((lane >> 4) << 1);
 #pragma unroll
-    for (int u = 0; u < S::WARP_QUERIES; u++) {
-        const int head = warp + S::QUERY_WARPS * u;
-        if (head >= S::HEADS)
-            continue;
+    for (int i = 0; i < S::LATENT / 256; i++) {
+        const int eight = WARP * i + lane; /* which 8 values */
+        const int chunk = (eight >> 4) * 2 + ((eight >> 1) & 1);
+        const int column = 4 * ((eight >> 2) & 3);
+        const uint32_t at = query_at + chunk * S::CHUNK_BYTES;
+        const uint4 v = row.latent[i];
+        const uint32_t a0 = turn & 1 ? v.y : v.x, a1 = turn & 1 ? v.x : v.y;
+        const uint32_t a2 = turn & 1 ? v.w : v.z, a3 = turn & 1 ? v.z : v.w;
+        const uint32_t pairs[4] = {turn & 2 ? a2 : a0, turn & 2 ? a3 : a1, turn & 2 ? a0 : a2, turn & 2 ? a1 : a3};
 #pragma unroll
-        for (int i = 0; i < S::LATENT / 256; i++) {
-            const int eight = WARP * i + lane; /* which 8 values */
-            const int chunk = (eight >> 4) * 2 + ((eight >> 1) & 1);
-            const int column = 4 * ((eight >> 2) & 3);
-            const uint32_t at = query_at + chunk * S::CHUNK_BYTES;
-            const uint4 v = rows.latent[u][i];
-            /* Lanes of different chunks would meet in one bank: each takes its four pairs in another order. */
-            const int turn = ((lane >> 1) & 1) | ((lane >> 4) << 1);
-            const uint32_t a0 = turn & 1 ? v.y : v.x, a1 = turn & 1 ? v.x : v.y;
-            const uint32_t a2 = turn & 1 ? v.w : v.z, a3 = turn & 1 ? v.z : v.w;
-            const uint32_t pairs[4] = {turn & 2 ? a2 : a0, turn & 2 ? a3 : a1, turn & 2 ? a0 : a2, turn & 2 ? a1 : a3};
-#pragma unroll
-            for (int k = 0; k < 4; k++) {
-                const float low = __uint_as_float(pairs[k] << 16), high = __uint_as_float(pairs[k] & 0xffff0000u);
-                store_shared_4(at + swizzled(head, 4 * (eight & 1) + (k ^ turn), column),
-                               pack_f16(low * factor, high * factor));
-            }
+        for (int k = 0; k < 4; k++) {
+            const float low = __uint_as_float(pairs[k] << 16), high = __uint_as_float(pairs[k] & 0xffff0000u);
+            store_shared_4(at + swizzled(head, 4 * (eight & 1) + (k ^ turn), column), pack_f16(low * factor, high * factor));
         }
-        if (S::ROPE > 0 && lane < S::ROPE / 8) {
-            const uint32_t at = query_at + S::CHUNKS * S::CHUNK_BYTES;
-            const uint32_t pairs[4] = {rows.rope[u].x, rows.rope[u].y, rows.rope[u].z, rows.rope[u].w};
-            const uint32_t factors = pack_bf16(factor, factor);
+    }
+    if (S::ROPE > 0 && lane < S::ROPE / 8) {
+        const uint32_t at = query_at + S::CHUNKS * S::CHUNK_BYTES;
+        const uint32_t pairs[4] = {row.rope.x, row.rope.y, row.rope.z, row.rope.w};
+        const uint32_t factors = pack_bf16(factor, factor);
 #pragma unroll
-            for (int k = 0; k < 4; k++)
-                store_shared_4(at + swizzled(head, 4 * (lane & 1) + k, 4 * (lane >> 1)), mul_bf16x2(pairs[k], factors));
-        }
+        for (int k = 0; k < 4; k++)
+            store_shared_4(at + swizzled(head, 4 * (lane & 1) + k, 4 * (lane >> 1)), mul_bf16x2(pairs[k], factors));
     }
 }
 
-/* Phase of warpgroups 0-2: Q into shared memory. Returns what turns a raw score into log2 units. */
+/* The power of two that brings a magnitude (bf16 bits) to [2^14, 2^15), as far as a factor's exponent allows. */
+__device__ __forceinline__ float query_factor(uint32_t magnitude)
+{
+    return __uint_as_float((uint32_t)min(max(268 - (int)(magnitude >> 7), 1), 253) << 23);
+}
+
+/* Phase of warpgroups 0-2: Q into shared memory. Returns what turns a raw score into log2 units. Almost any query fits f16
+ * with one fixed factor, which spares a round of reading before writing; the largest |q| decides afterwards whether it did:
+ * f16 must neither overflow nor lose bits of all but the smallest values. */
 template <class S>
 __device__ __forceinline__ float bring_query(attend_sm90_control *ctl, uint32_t query_at, const Work &work)
 {
     const int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP;
     const int n_threads = S::QUERY_WARPS * WARP;
-    QueryRows<S> rows;
-
-    load_query<S>(rows, work, warp, lane);
-    const uint32_t mine = query_magnitude<S>(rows);
-    bar_arrive(BARRIER_ISSUED, ATTEND_SM90_THREADS);
-    if (lane == 0)
-        ctl->q_max[warp] = __uint_as_float(mine);
-    bar_sync(BARRIER_QUERY, n_threads);
-
+    const float unit = work.row->softmax_scale * LOG2_E;
+    float factor = QUERY_FACTOR;
+    QueryRow<S> rows[S::WARP_QUERIES]; /* heads warp, warp + 12, ... */
     uint32_t largest = 0;
+
 #pragma unroll
-    for (int i = 0; i < S::QUERY_WARPS; i++)
-        largest = max(largest, __float_as_uint(ctl->q_max[i]));
-    /* The largest |q| goes to [2^14, 2^15), the top of f16, as far as a factor's exponent allows. */
-    const int exponent = min(max(268 - (int)(largest >> 7), 1), 253);
-    const float factor = __uint_as_float((uint32_t)exponent << 23);
-    store_query<S>(rows, query_at, warp, lane, factor);
+    for (int u = 0; u < S::WARP_QUERIES; u++)
+        load_query<S>(rows[u], work, warp + S::QUERY_WARPS * u, lane);
+    bar_arrive(BARRIER_ISSUED, ATTEND_SM90_THREADS);
+#pragma unroll
+    for (int u = 0; u < S::WARP_QUERIES; u++) {
+        largest = max(largest, query_magnitude<S>(rows[u]));
+        if (warp + S::QUERY_WARPS * u < S::HEADS)
+            store_query<S>(rows[u], query_at, warp + S::QUERY_WARPS * u, lane, factor);
+    }
+    if (lane == 0)
+        ctl->q_max[warp] = largest;
     fence_async_proxy();
     bar_sync(BARRIER_QUERY, n_threads);
-    return work.row->softmax_scale * LOG2_E * __uint_as_float((uint32_t)(254 - exponent) << 23);
+
+    for (int i = 0; i < S::QUERY_WARPS; i++)
+        largest = max(largest, ctl->q_max[i]);
+    if (largest >= QUERY_TOO_LARGE || (largest < QUERY_TOO_SMALL && largest > 0)) {
+        factor = query_factor(largest);
+#pragma unroll 1
+        for (int head = warp; head < S::HEADS; head += S::QUERY_WARPS) {
+            load_query<S>(rows[0], work, head, lane);
+            store_query<S>(rows[0], query_at, head, lane, factor);
+        }
+        fence_async_proxy();
+        bar_sync(BARRIER_QUERY, n_threads);
+    }
+    return unit / factor;
 }
 
 /* ---- loader ------------------------------------------------------------------------------------------ */
@@ -618,13 +626,12 @@ __device__ __forceinline__ bool is_too_small(float scale, float inverse_ref)
  * scores. Returns whether the tile must be exact. `scale` are the V scales of the thread's two rows in group q. */
 template <class S>
 __device__ __forceinline__ bool settle_tile(float (&scores)[S::HEADS / 2], Softmax<S> &state, attend_sm90_control *ctl,
-                                         const Lane me, float scale0, float scale1, bool is_valid, int buffer,
-                                         bool *is_rescaled_p)
+                                            const Lane &me, float scale0, float scale1, int buffer, bool *is_rescaled_p)
 {
     const int i_thread = (int)threadIdx.x % WARPGROUP;
     float list[S::THREAD_HEADS];
 
-    /* 1. largest score of every head, largest V scale of every group, over the warp */
+    /* 1. over the warp: largest score of every head, largest and smallest V scale of every group */
 #pragma unroll
     for (int n = 0; n < S::N_BLOCKS; n++) {
         list[2 * n] = fmaxf(scores[4 * n], scores[4 * n + 2]);
@@ -632,16 +639,21 @@ __device__ __forceinline__ bool settle_tile(float (&scores)[S::HEADS / 2], Softm
     }
     publish_heads<Maximum, S>(ctl, me, list);
     float largest = fmaxf(scale0, scale1);
-    for (int mask = 4; mask < WARP; mask <<= 1)
+    float smallest = fminf(scale0 > V_SCALE_NOTHING ? scale0 : INFINITY, scale1 > V_SCALE_NOTHING ? scale1 : INFINITY);
+#pragma unroll
+    for (int mask = 4; mask < WARP; mask <<= 1) {
         largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, mask));
-    if (me.g == 0)
-        ctl->group_part[me.warp][me.q] = largest;
-    const bool is_any = bar_any(BARRIER_SCORE, WARPGROUP, is_valid);
-    const bool is_wide = bar_any(BARRIER_SCORE, WARPGROUP, largest > P_EXACT_SCALE);
+        smallest = fminf(smallest, __shfl_xor_sync(~0u, smallest, mask));
+    }
+    if (me.g == 0) {
+        ctl->group_largest[me.warp][me.q] = largest;
+        ctl->group_smallest[me.warp][me.q] = smallest;
+    }
+    bar_sync(BARRIER_SCORE, WARPGROUP);
 
     /* 2. ref: the largest scale is 8 to 16 times it after a raise, which leaves a factor of 8 before the next */
-    for (int w = 0; w < 4; w++)
-        largest = fmaxf(largest, ctl->group_part[w][me.q]);
+    largest = fmaxf(fmaxf(ctl->group_largest[0][me.q], ctl->group_largest[1][me.q]),
+                    fmaxf(ctl->group_largest[2][me.q], ctl->group_largest[3][me.q]));
     const float before = state.inverse_ref;
     if (largest > 0.f && (state.is_first || largest * before > V_RATIO_MAX)) {
         const int exponent = (int)(__float_as_uint(largest) >> 23);
@@ -653,12 +665,13 @@ __device__ __forceinline__ bool settle_tile(float (&scores)[S::HEADS / 2], Softm
         ctl->ref[me.q] = 1.f / state.inverse_ref;
     }
 
-    /* 3. base of every head */
+    /* 3. base of every head. Every head sees the same entries: one tells whether there are any. */
+    const bool is_any = fmaxf(fmaxf(ctl->head_part[0][0], ctl->head_part[1][0]),
+                              fmaxf(ctl->head_part[2][0], ctl->head_part[3][0])) > -INFINITY;
     if (i_thread < S::HEADS) {
-        float delta = ctl->head_part[0][i_thread];
-        for (int w = 1; w < 4; w++)
-            delta = fmaxf(delta, ctl->head_part[w][i_thread]);
-        delta -= P_TOP_LOG2;
+        float delta = fmaxf(fmaxf(ctl->head_part[0][i_thread], ctl->head_part[1][i_thread]),
+                            fmaxf(ctl->head_part[2][i_thread], ctl->head_part[3][i_thread]))
+                      - P_TOP_LOG2;
         delta = !is_any ? 0.f : state.is_first ? delta : fmaxf(delta, 0.f);
         ctl->head_delta[i_thread] = delta;
         ctl->head_base[i_thread] += delta;
@@ -676,11 +689,18 @@ __device__ __forceinline__ bool settle_tile(float (&scores)[S::HEADS / 2], Softm
     state.is_first = state.is_first && !is_any;
 
     /* 4. does f16 hold what is left? */
-    bool is_exact = is_too_small(scale0, state.inverse_ref) || is_too_small(scale1, state.inverse_ref);
-    if (is_wide)
+    bool is_exact = false, is_wide = false;
+    for (int i = me.lane; i < 4 * S::GROUPS; i += WARP) {
+        is_exact = ctl->group_smallest[i / S::GROUPS][i % S::GROUPS] * ctl->inv_ref[buffer][i % S::GROUPS] < V_RATIO_MIN;
+        is_wide = ctl->group_largest[i / S::GROUPS][i % S::GROUPS] > P_EXACT_SCALE;
+    }
+    is_exact = __any_sync(~0u, is_exact);
+    is_wide = __any_sync(~0u, is_wide);
+    if (!is_wide || is_exact)
+        return is_exact;
 #pragma unroll
-        for (int i = 0; i < S::HEADS / 2; i++)
-            is_exact |= scores[i] > P_EXACT_LOG2_LOW && scores[i] < P_EXACT_LOG2_HIGH;
+    for (int i = 0; i < S::HEADS / 2; i++)
+        is_exact |= scores[i] > P_EXACT_LOG2_LOW && scores[i] < P_EXACT_LOG2_HIGH;
     return bar_any(BARRIER_SCORE, WARPGROUP, is_exact);
 }
 
@@ -801,7 +821,7 @@ __device__ __forceinline__ void run_scores(const dsk_attend_block *block, attend
         float tile_sum[S::THREAD_HEADS];
         is_unfit |= store_weights<S>(scores, tile_sum, p_at, me);
         if (bar_any(BARRIER_SCORE, WARPGROUP, is_unfit)) {
-            is_exact = settle_tile<S>(scores, state, ctl, me, scale0, scale1, is_valid0 || is_valid1, buffer, &is_rescaled);
+            is_exact = settle_tile<S>(scores, state, ctl, me, scale0, scale1, buffer, &is_rescaled);
             publish_scales<S>(ctl, state, me, buffer, my_row, scale0, scale1);
             if (threadIdx.x % WARPGROUP == 0)
                 ctl->p_flags[buffer] = (is_rescaled ? ATTEND_SM90_P_RESCALE : 0u) | (is_exact ? ATTEND_SM90_P_EXACT : 0u);
@@ -1119,10 +1139,10 @@ template <class S> __device__ __forceinline__ void attend(const dsk_attend_block
     work.head0 = work.head_block * S::HEADS;
     work.n_heads = min(block->h_q - work.head0, S::HEADS);
     work.i_part = (int)blockIdx.y * n_splits + split;
-    if (threadIdx.x == 0) {
+    if (threadIdx.x == 0)
         ctl->n_live = live_entries(work.row); /* read once: another process may be writing it */
+    if (threadIdx.x == ATTEND_SM90_THREADS - WARP)
         init_control<S>(ctl);
-    }
     if (threadIdx.x < S::HEADS)
         ctl->head_base[threadIdx.x] = 0.f;
     if (threadIdx.x < ATTEND_SM90_MAX_GROUPS)

@@ -8,11 +8,11 @@
 
 #include "attend_sm90_shared.h"
 
-#define PROLOGUE_TILES   6 /* query load, first maximum, epilogue */
-#define MERGE_TILES      2 /* the second launch */
-#define MERGE_PART_COST  8 /* this many partial rows per SM cost one tile */
-#define INVARIANT_TILES  8 /* fixed split of batch-invariant launches: 512 entries */
-#define MAX_GRID_Y       65535
+#define PROLOGUE_TILES  6 /* query load, first maximum, epilogue */
+#define MERGE_TILES     2 /* the second launch */
+#define MERGE_PART_COST 8 /* this many partial rows per SM cost one tile */
+#define INVARIANT_TILES 8 /* fixed split of batch-invariant launches: 512 entries */
+#define MAX_GRID_Y      65535
 
 struct geometry {
     uint32_t layout;
@@ -26,13 +26,22 @@ struct geometry {
 static const int32_t HEAD_TILES[4] = {8, 16, 32, 64};
 
 static const struct geometry GEOMETRIES[] = {
-    {DSK_LAYOUT_SCALED_512_64, 512, 64, 16,
+    {DSK_LAYOUT_SCALED_512_64,
+     512,
+     64,
+     16,
      {"attend_sm90_512_64_h8", "attend_sm90_512_64_h16", "attend_sm90_512_64_h32", "attend_sm90_512_64_h64"},
      {"attend_sm90_merge_512_w1", "attend_sm90_merge_512_w8"}},
-    {DSK_LAYOUT_SCALED_512_0, 512, 0, 16,
+    {DSK_LAYOUT_SCALED_512_0,
+     512,
+     0,
+     16,
      {"attend_sm90_512_0_h8", "attend_sm90_512_0_h16", "attend_sm90_512_0_h32", "attend_sm90_512_0_h64"},
      {"attend_sm90_merge_512_w1", "attend_sm90_merge_512_w8"}},
-    {DSK_LAYOUT_SCALED_256_0, 256, 0, 8,
+    {DSK_LAYOUT_SCALED_256_0,
+     256,
+     0,
+     8,
      {"attend_sm90_256_0_h8", "attend_sm90_256_0_h16", "attend_sm90_256_0_h32", "attend_sm90_256_0_h64"},
      {"attend_sm90_merge_256_w1", "attend_sm90_merge_256_w8"}},
 };
@@ -89,8 +98,8 @@ static void split_planned(int32_t n_ctas, int32_t n_tiles, int32_t n_sms, struct
     plan->n_splits = (int32_t)ceil_div(n_tiles, tiles); /* no split without an entry */
 }
 
-static void plan_merge(const struct geometry *g, int32_t n_rows, int32_t h_q, int32_t n_head_blocks, uint32_t flags,
-                       struct attend_sm90_plan *plan)
+static void plan_merge(const struct geometry *g, int32_t n_rows, int32_t h_q, int32_t n_head_blocks,
+                       uint32_t flags, struct attend_sm90_plan *plan)
 {
     /* One order of sums for every count of splits where bits must not depend on it. */
     const bool is_wide = plan->n_splits > 8 || (flags & ATTEND_SM90_BATCH_INVARIANT) != 0;
@@ -108,14 +117,15 @@ static void plan_merge(const struct geometry *g, int32_t n_rows, int32_t h_q, in
     plan->part_ref_bytes = n_parts * (uint64_t)n_head_blocks * sizeof(struct attend_sm90_side);
 }
 
-bool attend_sm90_plan(uint32_t layout, int32_t n_rows, int32_t h_q, int32_t topk, int32_t out_dtype, uint32_t flags,
-                      int32_t n_sms, struct attend_sm90_plan *plan_p)
+bool attend_sm90_plan(uint32_t layout, int32_t n_rows, int32_t h_q, int32_t topk, int32_t out_dtype,
+                      uint32_t flags, int32_t n_sms, struct attend_sm90_plan *plan_p)
 {
     const struct geometry *g = find_geometry(layout);
     struct attend_sm90_plan plan = {0};
     int variant = 0;
 
-    if (g == NULL || n_rows < 1 || n_rows > MAX_GRID_Y || h_q < 1 || h_q > DSK_MAX_HEADS || topk < 1 || n_sms < 1)
+    if (g == NULL || n_rows < 1 || n_rows > MAX_GRID_Y || h_q < 1 || h_q > DSK_MAX_HEADS || topk < 1
+        || n_sms < 1)
         return false;
     if (out_dtype != DSK_DTYPE_BF16 && out_dtype != DSK_DTYPE_F32)
         return false;

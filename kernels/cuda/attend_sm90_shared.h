@@ -34,11 +34,12 @@ struct attend_sm90_control {
     float head_part[4][ATTEND_SM90_MAX_HEADS];   /* per-warp maxima or sums on their way to one value */
     float inv_sum[ATTEND_SM90_MAX_HEADS];        /* final factor of O, 0 for an empty row */
     uint16_t v_scale[2][ATTEND_SM90_MAX_GROUPS][ATTEND_SM90_TILE]; /* f16(scale / ref) of each token */
-    float group_part[4][ATTEND_SM90_MAX_GROUPS];
+    float group_largest[4][ATTEND_SM90_MAX_GROUPS];  /* per-warp extremes of the V scales */
+    float group_smallest[4][ATTEND_SM90_MAX_GROUPS];
     float group_rescale[2][ATTEND_SM90_MAX_GROUPS];
     float inv_ref[2][ATTEND_SM90_MAX_GROUPS];    /* 1 / ref, for exact tiles */
     float ref[ATTEND_SM90_MAX_GROUPS];           /* unit of O in each group */
-    float q_max[16];                             /* per-warp largest |q| */
+    uint32_t q_max[16];                          /* per-warp largest |q|, bf16 bits */
     uint32_t p_flags[2];                         /* ATTEND_SM90_P_* */
     uint16_t valid[ATTEND_SM90_MAX_STAGES][4];   /* which of a quarter's 16 rows are real */
     uint32_t n_bad[4];

@@ -11,23 +11,36 @@
 static constexpr unsigned ALL = 0xffffffffu;
 static constexpr int WARP = 32, WARPS = 8; // of a block
 
-DEV bool is_nonfinite(uint32_t bits)
-{
-    return (bits & 0x7f80u) == 0x7f80u;
-}
-
-DEV void unpack_bf16(uint4 x, uint32_t v[8])
-{
-    const uint32_t w[4] = {x.x, x.y, x.z, x.w};
-
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        v[2 * i] = w[i] & 0xffffu;
-        v[2 * i + 1] = w[i] >> 16;
-    }
-}
-
 // ---- append ---------------------------------------------------------------------------------
+
+// Two bf16 in a word: largest magnitudes of the low and of the high halves, as bits.
+DEV uint32_t max_halves(uint4 x)
+{
+    return __vmaxu2(__vmaxu2(x.x & 0x7fff7fffu, x.y & 0x7fff7fffu), __vmaxu2(x.z & 0x7fff7fffu, x.w & 0x7fff7fffu));
+}
+
+// Eight values: their largest finite magnitude as bf16 bits, which order like the magnitudes; the count of those that
+// are not finite goes to n_odd, and NaN becomes 0, which is what it writes.
+DEV uint32_t survey(uint4 &x, uint32_t &n_odd)
+{
+    const uint32_t halves = max_halves(x);
+    uint32_t most = max(halves & 0xffffu, halves >> 16);
+
+    if (most < 0x7f80u)
+        return most;
+    uint32_t *w = &x.x;
+    most = 0;
+#pragma unroll
+    for (int i = 0; i < 8; i++) { // rare
+        const uint32_t shift = 16 * (i % 2), mag = w[i / 2] >> shift & 0x7fffu;
+
+        n_odd += mag >= 0x7f80u;
+        most = max(most, mag < 0x7f80u ? mag : 0u);
+        if (mag > 0x7f80u)
+            w[i / 2] &= ~(0xffffu << shift);
+    }
+    return most;
+}
 
 // What a group is divided by, and the same as a factor where that is exact.
 struct divisor {
@@ -57,45 +70,19 @@ DEV divisor divisor_of(uint32_t amax_bits, uint32_t rule)
     return d;
 }
 
-DEV float quotient(uint32_t bits, const divisor &d)
+DEV float quotient(uint32_t bits, const divisor &d) // fp32 bits
 {
-    float x = bf16_to_f32((bits & 0x7fffu) <= 0x7f80u ? bits : 0); // NaN writes 0
-
-    return d.is_exact ? x * d.factor : __fdiv_rn(x, d.scale);
+    return d.is_exact ? __uint_as_float(bits) * d.factor : __fdiv_rn(__uint_as_float(bits), d.scale);
 }
 
-DEV uint2 quantise8(const uint32_t v[8], const divisor &d)
+DEV uint2 quantise8(uint4 x, const divisor &d)
 {
-    float x[8];
+    const uint32_t top = 0xffff0000u;
 
-#pragma unroll
-    for (int i = 0; i < 8; i++)
-        x[i] = quotient(v[i], d);
-    return make_uint2(pack_e4m3(x[0], x[1], x[2], x[3]), pack_e4m3(x[4], x[5], x[6], x[7]));
-}
-
-DEV uint32_t count8(const uint32_t v[8])
-{
-    uint32_t n = 0;
-
-#pragma unroll
-    for (int i = 0; i < 8; i++)
-        n += is_nonfinite(v[i]);
-    return n;
-}
-
-// Largest finite magnitude of eight values, as bf16 bits, which order like the magnitudes.
-DEV uint32_t max8(const uint32_t v[8])
-{
-    uint32_t most = 0;
-
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-        uint32_t mag = v[i] & 0x7fffu;
-
-        most = max(most, mag < 0x7f80u ? mag : 0u);
-    }
-    return most;
+    return make_uint2(pack_e4m3(quotient(x.x << 16, d), quotient(x.x & top, d), quotient(x.y << 16, d),
+                                quotient(x.y & top, d)),
+                      pack_e4m3(quotient(x.z << 16, d), quotient(x.z & top, d), quotient(x.w << 16, d),
+                                quotient(x.w & top, d)));
 }
 
 template <class L>
@@ -108,30 +95,24 @@ DEV uint32_t append_scaled(const uint16_t *x, uint8_t *dst, uint32_t rule, bool 
 #pragma unroll
     for (int i = 0; i < n_steps; i++)
         latent[i] = load_bf16x8(x + 8 * (WARP * i + lane), is_aligned);
-    if (8 * lane < L::rope) {
-        uint32_t v[8];
-
+    if (8 * lane < L::rope)
         rope = load_bf16x8(x + L::latent + 8 * lane, is_aligned);
-        unpack_bf16(rope, v);
-        n_odd += count8(v);
-    }
 #pragma unroll
     for (int i = 0; i < n_steps; i++) {
-        uint32_t v[8], most;
+        uint32_t most = survey(latent[i], n_odd);
 
-        unpack_bf16(latent[i], v);
-        n_odd += count8(v);
-        most = max8(v);
 #pragma unroll
         for (int mask = 8; mask > 0; mask /= 2)
             most = max(most, __shfl_xor_sync(ALL, most, mask));
         const divisor d = divisor_of(most, rule);
         if (!is_write)
             continue;
-        *(uint2 *)(dst + 8 * (WARP * i + lane)) = quantise8(v, d);
+        *(uint2 *)(dst + 8 * (WARP * i + lane)) = quantise8(latent[i], d);
         if (lane % 16 == 0)
             *(float *)(dst + L::scale_at + 4 * (2 * i + lane / 16)) = d.scale;
     }
+    uint4 checked = rope; // the bits are copied as they are
+    survey(checked, n_odd);
     if (is_write && 8 * lane < L::rope) {
         *(uint2 *)(dst + L::rope_at + 16 * lane) = make_uint2(rope.x, rope.y);
         *(uint2 *)(dst + L::rope_at + 16 * lane + 8) = make_uint2(rope.z, rope.w);
@@ -146,10 +127,9 @@ DEV uint32_t append_raw(const uint16_t *x, uint8_t *dst, float scale, bool is_wr
     uint32_t n_odd = 0;
 
     for (int at = 8 * lane; at < L::d_qk; at += 8 * WARP) {
-        uint32_t v[8];
+        uint4 v = load_bf16x8(x + at, is_aligned);
 
-        unpack_bf16(load_bf16x8(x + at, is_aligned), v);
-        n_odd += count8(v);
+        survey(v, n_odd);
         if (is_write)
             *(uint2 *)(dst + at) = quantise8(v, d);
     }
@@ -163,10 +143,9 @@ DEV uint32_t append_bf16(const uint16_t *x, uint8_t *dst, bool is_write, bool is
 
     for (int at = 8 * lane; at < L::d_qk; at += 8 * WARP) {
         const uint4 bits = load_bf16x8(x + at, is_aligned);
-        uint32_t v[8];
+        uint4 checked = bits;
 
-        unpack_bf16(bits, v);
-        n_odd += count8(v);
+        survey(checked, n_odd);
         if (is_write) {
             *(uint2 *)(dst + 2 * at) = make_uint2(bits.x, bits.y);
             *(uint2 *)(dst + 2 * at + 8) = make_uint2(bits.z, bits.w);
@@ -274,19 +253,19 @@ DEV uint4 dequant8(uint2 bytes, float scale)
 {
     const uint32_t in[2] = {bytes.x, bytes.y};
     uint32_t out[4];
-    float v[8], sum = 0;
+    // 0x7f and 0xff are the NaN codes: adding 1 to the magnitude reaches the top bit
+    const uint32_t codes = ((in[0] & 0x7f7f7f7fu) + 0x01010101u) | ((in[1] & 0x7f7f7f7fu) + 0x01010101u);
+    float v[8];
 
     unpack_e4m3(in[0], v);
     unpack_e4m3(in[1], v + 4);
 #pragma unroll
-    for (int i = 0; i < 8; i++) {
+    for (int i = 0; i < 8; i++)
         v[i] *= scale;
-        sum += v[i] * 0.0f; // NaN if one of them is NaN or infinite
-    }
 #pragma unroll
     for (int i = 0; i < 4; i++)
         out[i] = pack_bf16(v[2 * i], v[2 * i + 1]);
-    if (sum != sum) {
+    if ((codes & 0x80808080u) != 0 || !(fabsf(scale) < INFINITY)) { // one may be NaN
 #pragma unroll
         for (int i = 0; i < 8; i++) {
             uint32_t byte = in[i / 4] >> (8 * (i % 4)) & 0xffu, shift = 16 * (i % 2);
