@@ -40,7 +40,8 @@ static const struct option_row options[] = {
            "permission bits of both sockets, octal"),
     NUMBER(OPT_UINT, "max-connections", max_connections, "256", 1, 65536, NULL, "connections at a time"),
 
-    TEXT("device", device, "cpu", "Serving", "device kind that holds the KV pool: cpu"),
+    TEXT("device", device, "cpu", "Serving", "device kind that holds the KV pool: cpu, cuda"),
+    NUMBER(OPT_UINT, "device-ordinal", device_ordinal, "0", 0, 63, NULL, "which device of its kind"),
     TEXT("layout", layout, "scaled_512_64", NULL,
          "row layout: scaled_512_64, scaled_512_0, scaled_256_0, bf16_576, bf16_512, bf16_256, raw_512_64"),
     TEXT("decode-layout", decode_layout, "", NULL,
@@ -83,8 +84,10 @@ static const struct option_row options[] = {
     NUMBER(OPT_BYTES, "max-queue-bytes", max_queue_bytes, "1GiB", 1048576, UINT64_C(1) << 40, NULL,
            "memory of waiting requests: their messages and inline results"),
     NUMBER(OPT_UINT, "max-streams", max_streams, "256", 1, 65536, NULL, "concurrent calls of one connection"),
-    NUMBER(OPT_UINT, "chunk-rows", chunk_rows, "16", 1, 65536, NULL, "rows of one piece of a long answer"),
-    NUMBER(OPT_UINT, "batch-rows", batch_rows, "64", 1, 65536, NULL, "rows that share one launch"),
+    NUMBER(OPT_UINT, "chunk-rows", chunk_rows, "0", 0, 65536, NULL,
+           "rows of one piece of a long answer (0: 16 on the CPU, 64 on a GPU)"),
+    NUMBER(OPT_UINT, "batch-rows", batch_rows, "0", 0, 65536, NULL,
+           "rows that share one launch (0: 64 on the CPU, 256 on a GPU)"),
 
     NUMBER(OPT_US, "lease", lease_us, "10s", 1000, UINT64_C(86400000000), "Times",
            "heartbeat interval granted when a client asks for none"),

@@ -18,7 +18,8 @@ struct srv_config {
     uint64_t socket_mode; /* octal permission bits of both sockets */
     uint64_t max_connections;
     /* what it serves */
-    char device[16];        /* "cpu" */
+    char device[16]; /* "cpu" or "cuda" */
+    uint64_t device_ordinal;
     char layout[32];        /* name of the pool's layout */
     char decode_layout[32]; /* "" = layout; a pool has one layout, so another one is refused */
     uint64_t layers;

@@ -31,6 +31,8 @@
 #define DRAIN_TICK_US 10000
 #define GOAWAY_US     200000 /* what clients get to answer the goodbye before their calls are cancelled */
 
+enum phase { SERVING, DRAINING, SAYING_GOODBYE, CANCELLING };
+
 struct server {
     struct srv_config config;
     char unix_path[108];
@@ -47,7 +49,7 @@ struct server {
     struct srv_fdsock *fdsock;
     struct srv_timer *tick;
     struct srv_timer *drain_tick;
-    enum { SERVING, DRAINING, SAYING_GOODBYE, CANCELLING } phase;
+    enum phase phase;
     uint64_t phase_ends_us;
 };
 
@@ -56,6 +58,12 @@ struct server {
 static uint32_t host_tiers(const struct srv_config *config)
 {
     return strcmp(config->host_tier, "memfd") == 0 ? SRV_TIER_NONE | SRV_TIER_MEMFD : SRV_TIER_NONE;
+}
+
+/* The rules have refused kinds that are not served. */
+static int32_t device_kind(const struct srv_config *config)
+{
+    return strcmp(config->device, "cuda") == 0 ? DSK_DEVICE_CUDA : DSK_DEVICE_CPU;
 }
 
 static dsa_status find_layout(const char *flag, const char *name, uint32_t *id_p, struct srv_err *err)
@@ -105,6 +113,10 @@ static dsa_status derive_config(struct server *server, struct srv_err *err)
         return srv_fail(err, DSA_E_BAD_REQUEST, "pool-bytes", "%" PRIu64, config->pool_bytes,
                         "a page of %" PRIu64 " layers has %" PRIu64 " bytes; the pool holds 1 to %u pages",
                         config->layers, page_bytes, (1u << 25) - 1);
+    if (config->batch_rows == 0)
+        config->batch_rows = device_kind(config) == DSK_DEVICE_CPU ? 64 : 256;
+    if (config->chunk_rows == 0)
+        config->chunk_rows = device_kind(config) == DSK_DEVICE_CPU ? 16 : 64;
     if (config->chunk_rows > config->batch_rows)
         config->chunk_rows = config->batch_rows; /* a piece is part of one launch; GetCapabilities says so */
     if (config->max_rows / config->chunk_rows > MAX_PIECES)
@@ -206,7 +218,9 @@ static dsa_status start_worker(struct server *server, struct srv_err *err)
     const struct srv_config *config = &server->config;
     uint32_t max_pieces = count_pieces(config);
     struct srv_worker_config worker = {
-        .device = {.kind = DSK_DEVICE_CPU, .n_threads = (int32_t)config->cpu_threads},
+        .device = {.kind = device_kind(config),
+                   .ordinal = (int32_t)config->device_ordinal,
+                   .n_threads = (int32_t)config->cpu_threads},
         .layout = server->layout,
         .raw_scale = (float)config->raw_scale,
         .n_layers = (uint32_t)config->layers,
@@ -218,6 +232,7 @@ static dsa_status start_worker(struct server *server, struct srv_err *err)
         .max_queue = (uint32_t)config->max_queue,
         .max_pieces = max_pieces + (uint32_t)config->max_queue * 2, /* and the ends of sessions */
         .max_segments = (uint32_t)config->max_segments,
+        .max_topk = (uint32_t)config->max_topk,
         .max_append_tokens = (uint32_t)config->max_append_rows,
         .batch_rows = (uint32_t)config->batch_rows,
         .chunk_rows = (uint32_t)config->chunk_rows,
@@ -235,7 +250,7 @@ static dsa_status start_worker(struct server *server, struct srv_err *err)
 
 /* ---- drain ------------------------------------------------------------------------------------------------ */
 
-static void enter_phase(struct server *server, int phase, uint64_t length_us)
+static void enter_phase(struct server *server, enum phase phase, uint64_t length_us)
 {
     server->phase = phase;
     server->phase_ends_us = srv_now_us() + length_us;
@@ -412,6 +427,8 @@ static dsa_status start(struct server *server, struct srv_err *err)
     server->svc->layout = dsk_layout_get(server->layout);
     server->svc->n_pages = server->n_pages;
     server->svc->write_rule = server->write_rule;
+    server->svc->inline_flops =
+        device_kind(&server->config) == DSK_DEVICE_CPU ? server->config.inline_flops : 0;
     server->svc->fd_socket = server->fd_path;
     server->svc->version = DSA_VERSION_STRING;
     server->svc->on_drain = begin_drain;

@@ -364,7 +364,7 @@ bool svc_settle(struct svc *svc, bool is_busy)
     if (svc->n_ends_waiting > 0)
         retry_ends(svc);
     if (svc->n_unkicked > 0) {
-        bool is_small = !is_busy && svc->unkicked_cost < svc->config->inline_flops;
+        bool is_small = !is_busy && svc->unkicked_cost < svc->inline_flops;
 
         svc->n_unkicked = 0;
         svc->unkicked_cost = 0;

@@ -75,6 +75,7 @@ struct svc {
     const struct dsk_layout *layout;
     uint32_t n_pages;
     uint32_t write_rule;
+    uint64_t inline_flops; /* largest job run on L; 0 for devices whose launches L would have to wait for */
     const char *fd_socket; /* path or "" */
     const char *version;
     struct srv_sessions *sessions;

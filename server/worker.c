@@ -320,26 +320,39 @@ bool srv_worker_is_lost(const struct srv_worker *worker)
 
 /* ---- life ------------------------------------------------------------------------------------ */
 
+/* Room for the largest launch: every row with the most heads, the widest list and the longest table. */
+static dsa_status open_stages(struct worker_state *w, uint32_t launch_rows, struct srv_err *err)
+{
+    const struct srv_worker_config *config = &w->config;
+    uint64_t d_qk = (uint64_t)w->layout->d_qk, d_v = (uint64_t)w->layout->d_v;
+    uint64_t table_bytes = (config->max_sequence_tokens / DSK_PAGE_TOKENS + 1) * sizeof(int32_t);
+    uint64_t slack = UINT64_C(1) << 20;
+    bool is_direct = config->device.kind == DSK_DEVICE_CPU && !config->is_staged;
+    uint64_t row_in =
+        DSK_MAX_HEADS * (d_qk * 2 + sizeof(float)) + config->max_topk * sizeof(int32_t) + table_bytes + 2048;
+    uint64_t row_out = DSK_MAX_HEADS * (d_v * 4 + sizeof(float)) + 1024;
+    dsa_status rc = stage_open(&w->stage, w->device, w->stream, is_direct, launch_rows * row_in + slack,
+                               launch_rows * row_out + slack, launch_rows * 3, err);
+
+    if (rc != DSA_OK)
+        return rc;
+    return stage_open(&w->row_stage, w->device, w->stream, is_direct,
+                      WORKER_STAGE_ROWS * d_qk * 2 + table_bytes + slack,
+                      WORKER_STAGE_ROWS * (d_qk * 2 + sizeof(uint32_t)) + slack, 4, err);
+}
+
 static dsa_status take_device_memory(struct worker_state *w, struct srv_err *err)
 {
     const struct srv_worker_config *config = &w->config;
     uint32_t launch_rows = config->batch_rows > config->chunk_rows ? config->batch_rows : config->chunk_rows;
-    uint64_t pool_bytes, addr;
+    uint64_t pool_bytes;
 
     w->layer_bytes = (int64_t)config->n_pages * DSK_PAGE_TOKENS * w->layout->row_bytes;
     pool_bytes = (uint64_t)w->layer_bytes * config->n_layers;
     if (dsk_mem_alloc(w->device, pool_bytes, &w->pool_addr) != DSK_OK)
         return srv_fail(err, DSA_E_NO_MEMORY, "pool-bytes", "%" PRIu64, pool_bytes,
                         "the pool needs %" PRIu64 " bytes, which the device does not have", pool_bytes);
-    if (dsk_mem_alloc(w->device, sizeof(uint32_t) * (uint64_t)config->max_append_tokens, &addr) != DSK_OK)
-        return srv_fail(err, DSA_E_NO_MEMORY, "max-append-rows", "%" PRIu32, config->max_append_tokens,
-                        "no device memory for the append counters");
-    w->append_counts = (uint32_t *)(uintptr_t)addr;
-    if (dsk_mem_alloc(w->device, sizeof(uint32_t) * (uint64_t)launch_rows, &addr) != DSK_OK)
-        return srv_fail(err, DSA_E_NO_MEMORY, "batch-rows", "%" PRIu32, launch_rows,
-                        "no device memory for the row counters");
-    w->bad_counts = (uint32_t *)(uintptr_t)addr;
-    return DSA_OK;
+    return open_stages(w, launch_rows, err);
 }
 
 static dsa_status open_device(struct worker_state *w, struct srv_err *err)
@@ -393,7 +406,11 @@ static dsa_status create_core(struct worker_state *w, struct srv_err *err)
     w->max_segs = config->max_segments * WORKER_MAX_ITEMS;
     w->slots = malloc(sizeof(*w->slots) * config->max_append_tokens);
     w->segs = malloc(sizeof(*w->segs) * w->max_segs);
-    if (!w->slots || !w->segs)
+    w->append_counts = malloc(sizeof(*w->append_counts) * config->max_append_tokens);
+    w->bad_counts =
+        malloc(sizeof(*w->bad_counts)
+               * (config->batch_rows > config->chunk_rows ? config->batch_rows : config->chunk_rows));
+    if (!w->slots || !w->segs || !w->append_counts || !w->bad_counts)
         return srv_fail(err, DSA_E_NO_MEMORY, "worker", "%s", "", "no memory for the launch arrays");
     return DSA_OK;
 }
@@ -456,8 +473,8 @@ void srv_worker_free(struct srv_worker *worker)
         srv_seqset_destroy(w->sequences);
     srv_kvpool_destroy(w->pool);
     if (w->device) {
-        dsk_mem_free(w->device, (uint64_t)(uintptr_t)w->bad_counts);
-        dsk_mem_free(w->device, (uint64_t)(uintptr_t)w->append_counts);
+        stage_close(&w->stage);
+        stage_close(&w->row_stage);
         dsk_mem_free(w->device, w->pool_addr);
         if (w->stream)
             dsk_stream_destroy(w->stream);
@@ -465,6 +482,8 @@ void srv_worker_free(struct srv_worker *worker)
     }
     free(w->slots);
     free(w->segs);
+    free(w->append_counts);
+    free(w->bad_counts);
     if (worker->in)
         srv_ring_destroy(worker->in);
     if (worker->out)

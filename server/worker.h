@@ -31,6 +31,8 @@ struct srv_worker_config {
     uint32_t max_queue;         /* jobs waiting */
     uint32_t max_pieces;        /* pieces on their way to L at a time; L keeps to it */
     uint32_t max_segments;      /* of one job */
+    uint32_t max_topk;          /* index width of one job */
+    bool is_staged;             /* copy tensors even where the device could read them in place (tests) */
     uint32_t max_append_tokens; /* of one job */
     uint32_t batch_rows;
     uint32_t chunk_rows;

@@ -13,35 +13,87 @@ struct item_span {
     uint32_t row_begin; /* in bad_counts */
 };
 
-static void fill_segment(struct worker_state *w, struct dsk_attend_seg *seg,
-                         const struct srv_job_attend *attend, uint32_t row, uint32_t n_rows,
-                         uint32_t count_row)
+/* Rows [row, row + n_rows) of a tensor of the request. */
+static struct stage_block rows_of(const void *base, uint32_t row, uint32_t n_rows, int64_t row_bytes,
+                                  uint32_t n_inner, int64_t inner_bytes, uint64_t n_bytes)
 {
-    int64_t r = (int64_t)row;
+    struct stage_block block = {NULL, n_rows, n_inner, n_bytes, row_bytes, inner_bytes};
 
+    if (base)
+        block.host = (const uint8_t *)base + (int64_t)row * row_bytes;
+    return block;
+}
+
+static bool stage_inputs(struct worker_state *w, const struct srv_job_attend *attend, uint32_t row,
+                         uint32_t n_rows, struct dsk_attend_seg *seg)
+{
+    struct stage_block q = rows_of(attend->q, row, n_rows, attend->q_row_bytes, attend->h_q,
+                                   attend->q_head_bytes, (uint64_t)w->layout->d_qk * 2);
+    struct stage_block indices = rows_of(attend->indices, row, n_rows, attend->indices_row_bytes, 1,
+                                         attend->indices_row_bytes, attend->topk * sizeof(int32_t));
+    struct stage_block lengths =
+        rows_of(attend->lengths, row, n_rows, sizeof(int32_t), 1, sizeof(int32_t), sizeof(int32_t));
+    struct stage_block sink = rows_of(attend->sink, 0, 1, 0, 1, 0, attend->h_q * sizeof(float));
+    struct stage_view q_view, index_view, length_view, sink_view;
+
+    if (!stage_in(&w->stage, &q, &q_view) || !stage_in(&w->stage, &indices, &index_view)
+        || !stage_in(&w->stage, &lengths, &length_view) || !stage_in(&w->stage, &sink, &sink_view))
+        return false;
+    seg->q = q_view.addr;
+    seg->q_row_bytes = q_view.outer_bytes;
+    seg->q_head_bytes = q_view.inner_bytes;
+    seg->indices = index_view.addr;
+    seg->indices_row_bytes = index_view.outer_bytes;
+    seg->lengths = length_view.addr;
+    seg->sink = sink_view.addr;
+    return true;
+}
+
+static bool stage_outputs(struct worker_state *w, const struct srv_job_attend *attend, uint32_t row,
+                          uint32_t n_rows, uint32_t count_row, struct dsk_attend_seg *seg)
+{
+    uint64_t value_bytes = attend->out_dtype == DSK_DTYPE_F32 ? 4 : 2;
+    struct stage_block out = rows_of(attend->out, row, n_rows, attend->out_row_bytes, attend->h_q,
+                                     attend->out_head_bytes, (uint64_t)w->layout->d_v * value_bytes);
+    struct stage_block lse = rows_of(attend->lse, row, n_rows, attend->lse_row_bytes, 1,
+                                     attend->lse_row_bytes, attend->h_q * sizeof(float));
+    struct stage_block bad =
+        rows_of(w->bad_counts, count_row, n_rows, sizeof(uint32_t), 1, sizeof(uint32_t), sizeof(uint32_t));
+    struct stage_view out_view, lse_view, bad_view;
+
+    if (!stage_out(&w->stage, &out, &out_view) || !stage_out(&w->stage, &lse, &lse_view)
+        || !stage_out(&w->stage, &bad, &bad_view))
+        return false;
+    seg->out = out_view.addr;
+    seg->out_row_bytes = out_view.outer_bytes;
+    seg->out_head_bytes = out_view.inner_bytes;
+    seg->lse = lse_view.addr;
+    seg->lse_row_bytes = lse_view.outer_bytes;
+    seg->n_bad = bad_view.addr;
+    return true;
+}
+
+static dsa_status fail_no_room(struct srv_err *err)
+{
+    return srv_fail(err, DSA_E_NO_MEMORY, "attend", "%s", "",
+                    "the launch needs more staging memory than there is");
+}
+
+static dsa_status fill_segment(struct worker_state *w, struct dsk_attend_seg *seg,
+                               const struct srv_job_attend *attend, uint32_t row, uint32_t n_rows,
+                               uint32_t count_row, struct srv_err *err)
+{
     memset(seg, 0, sizeof(*seg));
-    seg->q = (uint64_t)((uintptr_t)attend->q + (uintptr_t)(r * attend->q_row_bytes));
-    seg->out = (uint64_t)((uintptr_t)attend->out + (uintptr_t)(r * attend->out_row_bytes));
-    if (attend->lse)
-        seg->lse = (uint64_t)((uintptr_t)attend->lse + (uintptr_t)(r * attend->lse_row_bytes));
-    seg->indices = (uint64_t)((uintptr_t)attend->indices + (uintptr_t)(r * attend->indices_row_bytes));
-    if (attend->lengths)
-        seg->lengths = (uint64_t)((uintptr_t)attend->lengths + (uintptr_t)(r * (int64_t)sizeof(int32_t)));
-    seg->sink = (uint64_t)(uintptr_t)attend->sink;
-    seg->n_bad = (uint64_t)(uintptr_t)(w->bad_counts + count_row);
-    seg->q_row_bytes = attend->q_row_bytes;
-    seg->q_head_bytes = attend->q_head_bytes;
-    seg->out_row_bytes = attend->out_row_bytes;
-    seg->out_head_bytes = attend->out_head_bytes;
-    seg->lse_row_bytes = attend->lse_row_bytes;
-    seg->indices_row_bytes = attend->indices_row_bytes;
     seg->n_rows = (int32_t)n_rows;
     seg->topk = (int32_t)attend->topk;
     seg->space = (int32_t)attend->space;
     seg->softmax_scale = attend->softmax_scale;
+    if (!stage_inputs(w, attend, row, n_rows, seg) || !stage_outputs(w, attend, row, n_rows, count_row, seg))
+        return fail_no_room(err);
+    return DSA_OK;
 }
 
-/* Point a segment at its sequence. */
+/* Point a segment at its sequence; without a segment, only see that the sequence is there. */
 static dsa_status bind_sequence(struct worker_state *w, const struct srv_job *job, uint32_t i_segment,
                                 struct dsk_attend_seg *seg, struct srv_err *err)
 {
@@ -59,8 +111,13 @@ static dsa_status bind_sequence(struct worker_state *w, const struct srv_job *jo
         snprintf(field, sizeof(field), "attend.segments[%" PRIu32 "].sequence_id", i_segment);
         return srv_fail(err, rc, field, "%" PRIu64, id, "no such sequence in this session");
     }
-    if (attend->space == DSK_SPACE_LOGICAL) {
-        seg->table = (uint64_t)(uintptr_t)view.table;
+    if (attend->space == DSK_SPACE_LOGICAL && seg) {
+        struct stage_block table = rows_of(view.table, 0, 1, 0, 1, 0, view.n_table * sizeof(int32_t));
+        struct stage_view table_view;
+
+        if (!stage_in(&w->stage, &table, &table_view))
+            return fail_no_room(err);
+        seg->table = table_view.addr;
         seg->n_table = (int32_t)view.n_table;
         seg->seq_len = (int32_t)view.layer_tokens[attend->layer];
     }
@@ -70,11 +127,10 @@ static dsa_status bind_sequence(struct worker_state *w, const struct srv_job *jo
 /* Before anything is changed for it: a request that will be refused leaves no rows behind. */
 static dsa_status check_sequences(struct worker_state *w, const struct srv_job *job, struct srv_err *err)
 {
-    struct dsk_attend_seg unused = {0};
     dsa_status rc = DSA_OK;
 
     for (uint32_t i = 0; i < job->u.attend.n_segments && rc == DSA_OK; i++)
-        rc = bind_sequence(w, job, i, &unused, err);
+        rc = bind_sequence(w, job, i, NULL, err);
     return rc;
 }
 
@@ -113,8 +169,10 @@ static dsa_status add_item(struct worker_state *w, const struct srv_batch_item *
         if (begin >= end)
             continue;
         SRV_ASSERT(*n_segs < w->max_segs);
-        fill_segment(w, &w->segs[*n_segs], attend, begin, end - begin, count_row + begin - item->row_begin);
-        rc = bind_sequence(w, job, i, &w->segs[*n_segs], err);
+        rc = fill_segment(w, &w->segs[*n_segs], attend, begin, end - begin,
+                          count_row + begin - item->row_begin, err);
+        if (rc == DSA_OK)
+            rc = bind_sequence(w, job, i, &w->segs[*n_segs], err);
         (*n_segs)++;
     }
     return rc;
@@ -133,10 +191,14 @@ static dsa_status launch(struct worker_state *w, const struct srv_job_attend *fi
     };
     struct dsk_err cause;
 
+    dsa_status rc = stage_push(&w->stage, err);
+
+    if (rc != DSA_OK)
+        return rc;
     w->n_batches++;
     if (dsk_attend(w->stream, &args, &cause) != DSK_OK)
         return srv_fail_dsk(err, &cause, "attend.");
-    return DSA_OK;
+    return stage_pull(&w->stage, err);
 }
 
 static void fill_piece(const struct worker_state *w, const struct srv_batch_item *item,
@@ -171,12 +233,16 @@ dsa_status worker_run_attend(struct worker_state *w, const struct srv_batch_item
     struct srv_err err = {0};
     dsa_status rc;
 
+    stage_reset(&w->stage);
     for (uint32_t i = 0; i < n; i++) {
+        struct worker_stage before = w->stage;
+
         spans[i] = (struct item_span){n_segs, n_segs, n_rows};
         if (pieces[i]->err.code != DSA_OK)
             continue; /* cancelled before the launch */
         if (add_item(w, &items[i], &n_segs, n_rows, &pieces[i]->err) != DSA_OK) {
             n_segs = spans[i].seg_begin;
+            w->stage = before; /* its tensors are not part of the launch */
             continue;
         }
         spans[i].seg_end = n_segs;

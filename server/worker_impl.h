@@ -7,8 +7,10 @@
 #include "server/core/kvpool.h"
 #include "server/core/sequence.h"
 #include "server/worker.h"
+#include "server/worker_stage.h"
 
-#define WORKER_MAX_ITEMS 64 /* jobs that share a launch */
+#define WORKER_MAX_ITEMS  64   /* jobs that share a launch */
+#define WORKER_STAGE_ROWS 4096 /* rows that go over at a time when they are staged */
 
 struct worker_state {
     struct srv_worker_config config;
@@ -20,10 +22,13 @@ struct worker_state {
     struct srv_kvpool *pool;
     struct srv_seqset *sequences;
     struct srv_batcher *batcher;
-    struct srv_job *jobs;        /* list of the jobs held */
-    int32_t *slots;              /* [max_append_tokens] host */
-    uint32_t *append_counts;     /* [max_append_tokens] device */
-    uint32_t *bad_counts;        /* [max rows of a launch] device */
+    struct srv_job *jobs;      /* list of the jobs held */
+    int32_t *slots;            /* [max_append_tokens] host */
+    uint32_t *append_counts;   /* [max_append_tokens] host */
+    uint32_t *bad_counts;      /* [max rows of a launch] host */
+    struct worker_stage stage; /* tensors of an attend launch */
+    struct worker_stage
+        row_stage; /* rows of appends and exports, which can come while a launch is put together */
     struct dsk_attend_seg *segs; /* [max_segs] host */
     uint32_t max_segs;
     uint64_t n_batches;

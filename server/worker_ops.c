@@ -36,6 +36,14 @@ static dsa_status copy_page(struct worker_state *w, const struct srv_page_copy *
     return DSA_OK;
 }
 
+/* The host side of a copy stays valid until the stream has passed it. */
+static dsa_status wait_stream(struct worker_state *w, struct srv_err *err)
+{
+    if (dsk_stream_sync(w->stream) != DSK_OK)
+        return srv_fail(err, DSA_E_DEVICE_LOST, "", "%s", "", "the device failed");
+    return DSA_OK;
+}
+
 /* Stored rows go where the slots say; slots of one page are neighbours, so they move as one run. */
 static dsa_status import_layer(struct worker_state *w, const struct srv_job_append *append, uint32_t layer,
                                const uint8_t *rows, struct srv_err *err)
@@ -54,29 +62,53 @@ static dsa_status import_layer(struct worker_state *w, const struct srv_job_appe
             != DSK_OK)
             return srv_fail(err, DSA_E_DEVICE_LOST, "", "%s", "", "copying rows to the device failed");
     }
-    return DSA_OK;
+    return wait_stream(w, err);
+}
+
+/* Tokens [at, at + n) of one layer. */
+static dsa_status append_run(struct worker_state *w, const struct srv_job_append *append, uint32_t layer,
+                             const uint8_t *rows, uint32_t at, uint32_t n, struct srv_err *err)
+{
+    uint64_t row_bytes = (uint64_t)w->layout->d_qk * 2;
+    struct stage_block in = {rows + (int64_t)at * append->row_bytes, n, 1, row_bytes, append->row_bytes, 0};
+    struct stage_block counts = {w->append_counts + at, n, 1, sizeof(uint32_t), sizeof(uint32_t), 0};
+    struct dsk_append_args args = {
+        .kv = worker_plane(w, layer),
+        .slots = w->slots + at,
+        .n_rows = (int32_t)n,
+        .rule = append->rule,
+        .flags = append->strict ? DSK_APPEND_STRICT : 0,
+    };
+    struct stage_view in_view, count_view;
+    struct dsk_err cause;
+    dsa_status rc;
+
+    stage_reset(&w->row_stage);
+    if (!stage_in(&w->row_stage, &in, &in_view) || !stage_out(&w->row_stage, &counts, &count_view))
+        return srv_fail(err, DSA_E_INTERNAL, "rows", "%" PRIu32, n, "the rows do not fit the stage");
+    args.rows = in_view.addr;
+    args.row_bytes = in_view.outer_bytes;
+    args.n_nonfinite = count_view.addr;
+    if ((rc = stage_push(&w->row_stage, err)) != DSA_OK)
+        return rc;
+    if (dsk_append(w->stream, &args, &cause) != DSK_OK)
+        return srv_fail_dsk(err, &cause, "");
+    return stage_pull(&w->row_stage, err);
 }
 
 static dsa_status append_layer(struct worker_state *w, const struct srv_job_append *append, uint32_t layer,
                                const uint8_t *rows, uint64_t *n_nonfinite_p, struct srv_err *err)
 {
-    struct dsk_append_args args = {
-        .kv = worker_plane(w, layer),
-        .rows = (uint64_t)(uintptr_t)rows,
-        .row_bytes = append->row_bytes,
-        .slots = w->slots,
-        .n_nonfinite = (uint64_t)(uintptr_t)w->append_counts,
-        .n_rows = (int32_t)append->n_tokens,
-        .rule = append->rule,
-        .flags = append->strict ? DSK_APPEND_STRICT : 0,
-    };
-    struct dsk_err cause;
+    uint32_t n_max = w->row_stage.is_direct ? append->n_tokens : WORKER_STAGE_ROWS;
+    dsa_status rc = DSA_OK;
 
-    if (dsk_append(w->stream, &args, &cause) != DSK_OK)
-        return srv_fail_dsk(err, &cause, "");
-    for (uint32_t i = 0; i < append->n_tokens; i++)
+    for (uint32_t at = 0, n; at < append->n_tokens && rc == DSA_OK; at += n) {
+        n = append->n_tokens - at < n_max ? append->n_tokens - at : n_max;
+        rc = append_run(w, append, layer, rows, at, n, err);
+    }
+    for (uint32_t i = 0; i < append->n_tokens && rc == DSA_OK; i++)
         *n_nonfinite_p += w->append_counts[i];
-    return DSA_OK;
+    return rc;
 }
 
 dsa_status worker_run_append(struct worker_state *w, uint64_t session, const struct srv_job_append *append,
@@ -177,20 +209,31 @@ static dsa_status run_sequence(struct worker_state *w, struct srv_job *job, stru
 static dsa_status export_bf16(struct worker_state *w, const struct srv_seq_view *view,
                               struct srv_job_export *export, struct srv_err *err)
 {
+    uint64_t row_bytes = (uint64_t)w->layout->d_qk * 2;
+    struct stage_block table = {view->table, 1, 1, view->n_table * sizeof(int32_t), 0, 0};
+    struct stage_block rows = {export->out, export->n_tokens, 1, row_bytes, (int64_t)row_bytes, 0};
+    struct stage_view table_view, row_view;
     struct dsk_read_args args = {
         .kv = worker_plane(w, export->layer),
-        .list = (uint64_t)(uintptr_t)view->table,
-        .out = (uint64_t)(uintptr_t) export->out,
         .n_rows = export->n_tokens,
         .first = (int64_t) export->first,
         .n_list = (int32_t)view->n_table,
         .mode = DSK_READ_PAGED,
     };
     struct dsk_err cause;
+    dsa_status rc;
 
+    stage_reset(&w->row_stage);
+    if (!stage_in(&w->row_stage, &table, &table_view) || !stage_out(&w->row_stage, &rows, &row_view))
+        return srv_fail(err, DSA_E_INTERNAL, "rows", "%" PRIu32, export->n_tokens,
+                        "the rows do not fit the stage");
+    args.list = table_view.addr;
+    args.out = row_view.addr;
+    if ((rc = stage_push(&w->row_stage, err)) != DSA_OK)
+        return rc;
     if (dsk_read(w->stream, &args, &cause) != DSK_OK)
         return srv_fail_dsk(err, &cause, "");
-    return DSA_OK;
+    return stage_pull(&w->row_stage, err);
 }
 
 static dsa_status export_bytes(struct worker_state *w, const struct srv_seq_view *view,
@@ -211,7 +254,7 @@ static dsa_status export_bytes(struct worker_state *w, const struct srv_seq_view
             != DSK_OK)
             return srv_fail(err, DSA_E_DEVICE_LOST, "", "%s", "", "copying rows from the device failed");
     }
-    return DSA_OK;
+    return wait_stream(w, err);
 }
 
 static dsa_status run_export(struct worker_state *w, struct srv_job *job, struct srv_err *err)

@@ -601,6 +601,7 @@ DEV void attend(const dsk_attend_block *block)
     const uint32_t left = dynamic_shared_bytes() - ATTEND_MMA_FIXED_BYTES(S::d_qk, S::heads);
     work w;
 
+    wait_for_stream();
     if (!begin_work<S>(*block, w))
         return;
     switch (w.kv.layout) {

@@ -17,7 +17,7 @@
     }
 
 #define MERGE_KERNEL(d_v, warps)                                                                             \
-    extern "C" __global__ void __launch_bounds__(ATTEND_SM90_MERGE_THREADS)                                  \
+    extern "C" __global__ void __launch_bounds__(ATTEND_SM90_MERGE_THREADS, 4)                               \
         attend_sm90_merge_##d_v##_w##warps(const struct dsk_attend_block *block)                             \
     {                                                                                                        \
         attend_sm90::merge<d_v, warps>(block);                                                               \

@@ -15,7 +15,8 @@
  * Numbers. Q is scaled by one power of two per CTA into f16, exactly. K's group scales stay f32: the sums are multiplied in
  * place by scale[g - 1] / scale[g] between groups of 128 values.
  * P = 2^(score - base) with base such that the largest is 2^7: f16 then reaches from 2^-31 to 2^8 of it. base moves only
- * when a tile overflows (a raise; the tile is then redone). V is multiplied by f16(scale / ref), one ref per group of values.
+ * when a tile overflows (a raise; the tile is then redone). V is multiplied by scale / ref, one power of two ref per group of
+ * values: one f16 where the scales are powers of two, else a sum of two, so that P and V are rounded once each.
  * A tile whose scales or weights do not fit f16 that way is exact: P in f32, products by FFMA. It is slow and rare.
  *
  * Order of sums depends only on the row's list, split_entries and HEADS: repeats give the same bits. */
@@ -37,10 +38,6 @@ constexpr int WARPGROUP = 128;
 constexpr int TILE = ATTEND_SM90_TILE;
 constexpr int QUARTER = TILE / 4; /* rows a loader warp brings, and a k-step of O^T uses */
 
-/* Registers per thread after the roles part: 2 * 176 + 136 + 24 = 4 * 128. With fewer, 64 heads' wgmmas do not overlap. */
-constexpr int OUTPUT_REGISTERS = 176;
-constexpr int SCORE_REGISTERS = 136;
-constexpr int LOADER_REGISTERS = 24;
 
 enum barrier_id {
     BARRIER_QUERY = 1,  /* Q is in shared memory: warpgroups 0-2 */
@@ -50,6 +47,12 @@ enum barrier_id {
     BARRIER_LOADER,     /* within warpgroup 3 */
 };
 
+#ifndef UNROLL_GROUPS
+#define UNROLL_GROUPS 4
+#endif
+#ifndef UNROLL_QUARTERS
+#define UNROLL_QUARTERS 4
+#endif
 constexpr float LOG2_E = 1.4426950408889634f;
 constexpr float LN_2 = 0.6931471805599453f;
 constexpr float P_TOP_LOG2 = 7.f;            /* log2 of the largest P after a raise */
@@ -90,9 +93,17 @@ template <int LATENT_, int ROPE_, int HEADS_> struct Shape {
     static constexpr int THREAD_HEADS = HEADS / 4; /* heads of one thread in a fragment */
     static constexpr int WARP_VALUES = LATENT / 8; /* output values of one O^T warp */
     static constexpr int M_TILES = LATENT / 128;   /* 64-row tiles of an O^T warpgroup */
+    /* Registers per thread after the roles part: twice output, score and loader are the 4 * 128 of the launch. Where O^T
+     * takes 128 a thread there is no other choice that ptxas does not answer with serialised wgmmas. */
+    static constexpr bool IS_LARGE = M_TILES * HEADS / 2 > 64;
+    static constexpr int OUTPUT_REGISTERS = IS_LARGE ? 176 : 136;
+    static constexpr int SCORE_REGISTERS = 136;
+    static constexpr int LOADER_REGISTERS = IS_LARGE ? 24 : 104;
+
     static constexpr int QUERY_WARPS = 12;
     static constexpr int WARP_QUERIES = (HEADS + QUERY_WARPS - 1) / QUERY_WARPS;
 
+    static_assert(2 * OUTPUT_REGISTERS + SCORE_REGISTERS + LOADER_REGISTERS == 4 * 128, "the launch's registers");
     static_assert(PITCH / 4 % 32 == 4, "bank shift of 4 a row");
     static_assert(STAGES >= 2, "a tile must load while another is used");
     static_assert(ROPE == 0 || ROPE == 64, "one chunk");
@@ -350,25 +361,24 @@ __device__ __forceinline__ uint64_t row_address(const dsk_kv_view *kv, const Ent
     return kv->base + (uint64_t)(entry.page * kv->page_pitch_bytes) + (uint32_t)(offset * row_bytes);
 }
 
-/* 16 rows, one lane each. */
+/* 16 rows, one lane each: those of lanes 16 * half + [0, 16). */
 template <class S>
-__device__ __forceinline__ void copy_rows_bulk(uint32_t stage_at, uint64_t *full, const Lane &me, uint64_t address,
+__device__ __forceinline__ void copy_rows_bulk(uint32_t stage_at, uint64_t *full, const Lane &me, int half, uint64_t address,
                                                uint64_t policy)
 {
     if (me.lane == 0)
         mbar_arrive_expect(full, QUARTER * S::ROW_BYTES);
     __syncwarp();
-    if (me.lane < QUARTER) {
-        const int copy = ((int)blockIdx.y * 7 + me.warp * QUARTER + me.lane) % ZERO_COPIES;
-        const uint64_t zero = (uint64_t)zero_rows + (uint64_t)(copy * ZERO_BYTES);
-        bulk_copy(stage_at + (me.warp * QUARTER + me.lane) * S::PITCH, address != 0 ? address : zero, S::ROW_BYTES, full,
-                  policy);
+    if (me.lane / QUARTER == half) {
+        const int row = me.warp * QUARTER + me.lane % QUARTER;
+        const uint64_t zero = (uint64_t)zero_rows + (uint64_t)(((int)blockIdx.y * 7 + row) % ZERO_COPIES * ZERO_BYTES);
+        bulk_copy(stage_at + row * S::PITCH, address != 0 ? address : zero, S::ROW_BYTES, full, policy);
     }
 }
 
-/* 16 rows in steps of 8 bytes: a warp covers 256 bytes of one row at a time, then the tails of all. */
+/* The same in steps of 8 bytes: a warp covers 256 bytes of one row at a time, then the tails of all. */
 template <class S>
-__device__ __forceinline__ void copy_rows_small(uint32_t stage_at, uint64_t *full, const Lane &me, uint64_t address,
+__device__ __forceinline__ void copy_rows_small(uint32_t stage_at, uint64_t *full, const Lane &me, int half, uint64_t address,
                                                 uint64_t somewhere)
 {
     constexpr int STEP = WARP * 8;
@@ -378,53 +388,56 @@ __device__ __forceinline__ void copy_rows_small(uint32_t stage_at, uint64_t *ful
 
 #pragma unroll
     for (int r = 0; r < QUARTER; r++) {
-        const uint64_t row = __shfl_sync(~0u, address, r);
+        const uint64_t row = __shfl_sync(~0u, address, half * QUARTER + r);
         const uint64_t src = row != 0 ? row + me.lane * 8 : somewhere;
 #pragma unroll
         for (int at = 0; at + STEP <= S::ROW_BYTES; at += STEP)
             async_copy_8(rows_at + r * S::PITCH + at + me.lane * 8, src + at, row != 0 ? 8 : 0);
     }
-    if (me.lane < QUARTER)
-        async_copy_8(rows_at + me.lane * S::PITCH + S::ROW_BYTES - TAIL,
+    if (me.lane / QUARTER == half)
+        async_copy_8(rows_at + me.lane % QUARTER * S::PITCH + S::ROW_BYTES - TAIL,
                      address != 0 ? address + (S::ROW_BYTES - TAIL) : somewhere, address != 0 ? 8 : 0);
     async_copy_arrive(full);
     if (me.lane == 0)
         mbar_arrive(full); /* orders the mask of valid rows */
 }
 
+/* Each warp brings a quarter of every tile. Its lanes hold the entries of two tiles at once, so that an index is asked for
+ * two to four tiles before its row. */
 template <class S>
 __device__ __forceinline__ void run_loader(const dsk_kv_view *kv, attend_sm90_control *ctl, uint32_t stages_at,
                                            const Work &work, uint32_t *n_bad_p)
 {
     const Lane me = my_lane();
     const uint64_t policy = policy_evict_first();
-    const int my_row = me.warp * QUARTER + me.lane % QUARTER;
-    const bool is_mine = me.lane < QUARTER;
-    int position = work.first + my_row;
+    int position = work.first + me.lane / QUARTER * TILE + me.warp * QUARTER + me.lane % QUARTER;
     uint32_t n_bad = 0;
     int next_index = load_index(work, position);
     Entry entry = {next_index, load_page(work, next_index)};
-    next_index = load_index(work, position + TILE);
+    next_index = load_index(work, position + 2 * TILE);
 
-    for (int tile = 0; tile < work.n_tiles; tile++, position += TILE) {
-        const int stage = tile % S::STAGES, use = tile / S::STAGES;
+    for (int pair = 0; pair < work.n_tiles; pair += 2, position += 2 * TILE) {
         const Entry next = {next_index, load_page(work, next_index)};
 
-        next_index = load_index(work, position + 2 * TILE);
-        const uint64_t address = is_mine ? row_address(kv, entry, S::ROW_BYTES) : 0;
-        n_bad += is_mine && address == 0 && entry.index != -1;
-        if (use > 0)
-            mbar_wait(&ctl->empty[stage][me.warp], (use - 1) & 1);
+        next_index = load_index(work, position + 4 * TILE);
+        const uint64_t address = row_address(kv, entry, S::ROW_BYTES);
         const uint32_t valid = __ballot_sync(~0u, address != 0);
-        if (me.lane == 0)
-            ctl->valid[stage][me.warp] = (uint16_t)valid;
-        if constexpr (S::IS_BULK)
-            copy_rows_bulk<S>(stages_at + stage * S::STAGE_BYTES, &ctl->full[stage], me, address, policy);
-        else
-            copy_rows_small<S>(stages_at + stage * S::STAGE_BYTES, &ctl->full[stage], me, address, kv->base);
+        n_bad += address == 0 && entry.index != -1;
+#pragma unroll 1
+        for (int half = 0; half < 2 && pair + half < work.n_tiles; half++) {
+            const int stage = (pair + half) % S::STAGES, use = (pair + half) / S::STAGES;
+            if (use > 0)
+                mbar_wait(&ctl->empty[stage][me.warp], (use - 1) & 1);
+            if (me.lane == 0)
+                ctl->valid[stage][me.warp] = (uint16_t)(valid >> (half * QUARTER));
+            if constexpr (S::IS_BULK)
+                copy_rows_bulk<S>(stages_at + stage * S::STAGE_BYTES, &ctl->full[stage], me, half, address, policy);
+            else
+                copy_rows_small<S>(stages_at + stage * S::STAGE_BYTES, &ctl->full[stage], me, half, address, kv->base);
+            if (pair + half == 0)
+                bar_sync(BARRIER_ISSUED, ATTEND_SM90_THREADS); /* the query goes before more rows */
+        }
         entry = next;
-        if (tile == 0)
-            bar_sync(BARRIER_ISSUED, ATTEND_SM90_THREADS); /* the query goes before more rows */
     }
     ctl->n_bad[me.warp] = __reduce_add_sync(~0u, n_bad);
     bar_sync(BARRIER_LOADER, WARPGROUP);
@@ -532,35 +545,38 @@ __device__ __forceinline__ void issue_scores(float (&scores)[S::HEADS / 2], KeyB
     uint32_t chunk_desc = query_desc;
     float low = load_scale<S>(row_at, 0), high = load_scale<S>(row_at + 8 * S::PITCH, 0);
 
-#pragma unroll
+    convert_keys(bytes, even);
+    load_keys<S>(bytes, row_at, me.q, 1);
+#pragma unroll UNROLL_GROUPS
     for (int group = 0; group < S::GROUPS; group++, chunk_desc += 2 * (S::CHUNK_BYTES >> 4)) {
-        convert_keys(bytes, even);
-        load_keys<S>(bytes, row_at, me.q, 2 * group + 1);
-        if (group > 0) {
-            const float next_low = load_scale<S>(row_at, group), next_high = load_scale<S>(row_at + 8 * S::PITCH, group);
-            const float ratio_low = __fdividef(low, next_low), ratio_high = __fdividef(high, next_high);
-            low = next_low;
-            high = next_high;
-            wgmma_wait<0>();
-            wgmma_landed(scores);
-            multiply_rows(scores, ratio_low, ratio_high);
-        }
+        const bool is_last = group + 1 == S::GROUPS;
         issue_chunk<S>(scores, even, chunk_desc, group > 0);
         convert_keys(bytes, odd);
-        if (group + 1 < S::GROUPS)
+        if (!is_last)
             load_keys<S>(bytes, row_at, me.q, 2 * group + 2);
         else if (is_go)
             release_output(ctl, me.lane);
         issue_chunk<S>(scores, odd, chunk_desc + (S::CHUNK_BYTES >> 4), 1);
-        wgmma_wait<1>(); /* even is free again */
+        wgmma_wait<1>();
+        float factor_low = low, factor_high = high; /* after the last group: out of its unit */
+        if (!is_last) {
+            convert_keys(bytes, even);
+            load_keys<S>(bytes, row_at, me.q, 2 * group + 3);
+            low = load_scale<S>(row_at, group + 1);
+            high = load_scale<S>(row_at + 8 * S::PITCH, group + 1);
+            factor_low = __fdividef(factor_low, low);
+            factor_high = __fdividef(factor_high, high);
+        } else if constexpr (S::ROPE > 0) {
+            load_rope<S>(even, row_at, me.q);
+        }
+        if (!is_last || S::ROPE > 0) {
+            wgmma_wait<0>();
+            wgmma_landed(scores);
+            multiply_rows(scores, factor_low, factor_high);
+        }
     }
-    if constexpr (S::ROPE > 0) {
-        load_rope<S>(even, row_at, me.q);
-        wgmma_wait<0>();
-        wgmma_landed(scores);
-        multiply_rows(scores, low, high);
+    if constexpr (S::ROPE > 0)
         issue_rope<S>(scores, even, query_desc);
-    }
 }
 
 /* ---- softmax ----------------------------------------------------------------------------------------- */
@@ -736,18 +752,25 @@ __device__ __forceinline__ void finish_sums(Softmax<S> &state, attend_sm90_contr
     bar_sync(BARRIER_SUMS, 3 * WARPGROUP);
 }
 
-/* f16(scale / ref) of the thread's two rows, and no flags, for the output warps. */
+/* For the output warps: scale / ref of the thread's two rows as f16, what that leaves of it, and this warp's flags. */
 template <class S>
 __device__ __forceinline__ void publish_scales(attend_sm90_control *ctl, const Softmax<S> &state, const Lane &me, int buffer,
-                                               int my_row, float scale0, float scale1)
+                                               int my_row, float scale0, float scale1, uint32_t flags)
 {
+    const float ratio0 = scale0 * state.inverse_ref, ratio1 = scale1 * state.inverse_ref;
+    const uint32_t ratios = pack_f16(ratio0, ratio1);
+    const float2 rounded = __half22float2(*(const __half2 *)&ratios);
+    const uint32_t rests = pack_f16(ratio0 - rounded.x, ratio1 - rounded.y);
+
     if (me.q < S::GROUPS) {
-        const uint32_t ratios = pack_f16(scale0 * state.inverse_ref, scale1 * state.inverse_ref);
         ctl->v_scale[buffer][me.q][my_row] = (uint16_t)ratios;
         ctl->v_scale[buffer][me.q][my_row + 8] = (uint16_t)(ratios >> 16);
+        ctl->v_rest[buffer][me.q][my_row] = (uint16_t)rests;
+        ctl->v_rest[buffer][me.q][my_row + 8] = (uint16_t)(rests >> 16);
     }
-    if (threadIdx.x % WARPGROUP == 0)
-        ctl->p_flags[buffer] = 0;
+    flags |= __any_sync(~0u, rests != 0) ? ATTEND_SM90_P_REST : 0;
+    if (me.lane == 0)
+        ctl->p_flags[buffer][me.warp] = flags;
 }
 
 template <class S>
@@ -773,8 +796,9 @@ __device__ __forceinline__ void run_scores(const dsk_attend_block *block, attend
     mbar_wait(&ctl->full[0], 0);
     load_keys<S>(bytes, rows_at, me.q, 0);
 
+    int stage = 0, phase = 0; /* of this tile; phase flips when the stages have been gone through */
     for (int tile = 0; tile < work.n_tiles; tile++) {
-        const int stage = tile % S::STAGES, buffer = tile & 1;
+        const int buffer = tile & 1;
         const uint32_t row_at = rows_at + stage * S::STAGE_BYTES;
         const uint32_t p_at = shared_at + S::P_AT + buffer * S::P_BYTES;
         bool is_rescaled = false, is_exact = false;
@@ -791,7 +815,7 @@ __device__ __forceinline__ void run_scores(const dsk_attend_block *block, attend
         mbar_wait(&ctl->p_empty[buffer], ((tile >> 1) & 1) ^ 1);
         if (was_exact) /* the tile before lies in both buffers */
             mbar_wait(&ctl->p_empty[buffer ^ 1], ((tile - 1) >> 1) & 1);
-        publish_scales<S>(ctl, state, me, buffer, my_row, scale0, scale1);
+        publish_scales<S>(ctl, state, me, buffer, my_row, scale0, scale1, 0);
         bool is_unfit = state.is_first || fmaxf(scale0, scale1) * state.inverse_ref > V_RATIO_MAX
                         || fmaxf(scale0, scale1) > P_EXACT_SCALE || is_too_small(scale0, state.inverse_ref)
                         || is_too_small(scale1, state.inverse_ref);
@@ -822,9 +846,8 @@ __device__ __forceinline__ void run_scores(const dsk_attend_block *block, attend
         is_unfit |= store_weights<S>(scores, tile_sum, p_at, me);
         if (bar_any(BARRIER_SCORE, WARPGROUP, is_unfit)) {
             is_exact = settle_tile<S>(scores, state, ctl, me, scale0, scale1, buffer, &is_rescaled);
-            publish_scales<S>(ctl, state, me, buffer, my_row, scale0, scale1);
-            if (threadIdx.x % WARPGROUP == 0)
-                ctl->p_flags[buffer] = (is_rescaled ? ATTEND_SM90_P_RESCALE : 0u) | (is_exact ? ATTEND_SM90_P_EXACT : 0u);
+            publish_scales<S>(ctl, state, me, buffer, my_row, scale0, scale1,
+                              (is_rescaled ? ATTEND_SM90_P_RESCALE : 0u) | (is_exact ? ATTEND_SM90_P_EXACT : 0u));
             if (is_exact) {
                 if (tile > 0)
                     mbar_wait(&ctl->p_empty[buffer ^ 1], ((tile - 1) >> 1) & 1);
@@ -843,10 +866,13 @@ __device__ __forceinline__ void run_scores(const dsk_attend_block *block, attend
 #pragma unroll
         for (int i = 0; i < S::THREAD_HEADS; i++)
             state.sum[i] += tile_sum[i];
+        if (++stage == S::STAGES) {
+            stage = 0;
+            phase ^= 1;
+        }
         if (tile + 1 < work.n_tiles) {
-            const int next = (tile + 1) % S::STAGES;
-            mbar_wait(&ctl->full[next], ((tile + 1) / S::STAGES) & 1);
-            load_keys<S>(bytes, rows_at + next * S::STAGE_BYTES, me.q, 0);
+            mbar_wait(&ctl->full[stage], phase);
+            load_keys<S>(bytes, rows_at + stage * S::STAGE_BYTES, me.q, 0);
         } else {
             release_output(ctl, me.lane);
         }
@@ -883,58 +909,82 @@ template <class S> __device__ __forceinline__ void load_values(uint32_t (&bytes)
     bytes[3] = load_shared_4(at + 9 * S::PITCH);
 }
 
-/* The fragment of m-tile m % 2: pairs of tokens by byte permutation, which is the transpose, then e4m3 -> f16, then scales. */
-__device__ __forceinline__ void convert_values(uint32_t (&a)[4], const uint32_t (&bytes)[4], int odd, uint32_t scales_low,
-                                               uint32_t scales_high)
+/* f16 scales of the fragment's tokens: 2 q and 2 q + 1 of a quarter, and those 8 further on. */
+struct ScalePairs {
+    uint32_t low, high;
+};
+
+__device__ __forceinline__ ScalePairs load_pairs(uint32_t at)
+{
+    return {load_shared_4(at), load_shared_4(at + 16)};
+}
+
+/* The fragment of m-tile m % 2: pairs of tokens by byte permutation, which is the transpose, then e4m3 -> f16, then scales.
+ * With HAS_REST the scales are sums of two f16, and the products are rounded once, not twice. */
+template <bool HAS_REST>
+__device__ __forceinline__ void convert_values(uint32_t (&a)[4], const uint32_t (&bytes)[4], int odd, const ScalePairs &scale,
+                                               const ScalePairs &rest)
 {
     const uint32_t select = odd ? 0x7362u : 0x5140u;
     uint32_t v0, v1, v2, v3;
     e4m3x4_to_f16(__byte_perm(bytes[0], bytes[1], select), v0, v1);
     e4m3x4_to_f16(__byte_perm(bytes[2], bytes[3], select), v2, v3);
-    a[0] = mul_f16x2(v0, scales_low);
-    a[1] = mul_f16x2(v1, scales_low);
-    a[2] = mul_f16x2(v2, scales_high);
-    a[3] = mul_f16x2(v3, scales_high);
+    if (HAS_REST) {
+        a[0] = fma_f16x2(v0, scale.low, mul_f16x2(v0, rest.low));
+        a[1] = fma_f16x2(v1, scale.low, mul_f16x2(v1, rest.low));
+        a[2] = fma_f16x2(v2, scale.high, mul_f16x2(v2, rest.high));
+        a[3] = fma_f16x2(v3, scale.high, mul_f16x2(v3, rest.high));
+    } else {
+        a[0] = mul_f16x2(v0, scale.low);
+        a[1] = mul_f16x2(v1, scale.low);
+        a[2] = mul_f16x2(v2, scale.high);
+        a[3] = mul_f16x2(v3, scale.high);
+    }
 }
 
 /* O += V^T P^T of a tile. Each quarter of the stage is handed back when its bytes are in registers. `bytes` holds the first. */
-template <class S>
+template <class S, bool HAS_REST>
 __device__ __forceinline__ void multiply_tile(Output<S> &o, uint32_t (&bytes)[4], uint32_t values_at, uint32_t p_at,
-                                              uint32_t scales_at, uint64_t *empty, int lane)
+                                              uint32_t scales_at, uint32_t rests_at, uint64_t *empty, int lane)
 {
-    constexpr int IN_FLIGHT = 4;
-    constexpr int STEPS = 4 * S::M_TILES;
-    const uint32_t p_desc = wgmma_desc(p_at);
-    uint32_t a[IN_FLIGHT][4], scales_low = 0, scales_high = 0;
+    uint32_t p_desc = wgmma_desc(p_at);
+    uint32_t a[4][4];
 
+#pragma unroll UNROLL_QUARTERS
+    for (int quarter = 0; quarter < 4; quarter++) {
+        const ScalePairs scale = load_pairs(scales_at);
+        const ScalePairs rest = HAS_REST ? load_pairs(rests_at) : ScalePairs{0, 0};
 #pragma unroll
-    for (int step = 0; step < STEPS; step++) {
-        const int quarter = step / S::M_TILES, m = step % S::M_TILES;
-        if ((m & 1) == 0) {
-            scales_low = load_shared_4(scales_at + 32 * quarter);
-            scales_high = load_shared_4(scales_at + 32 * quarter + 16);
+        for (int m = 0; m < S::M_TILES; m++) {
+            const int slot = UNROLL_QUARTERS == 1 || S::M_TILES == 4 ? m : (quarter * S::M_TILES + m) % 4;
+            convert_values<HAS_REST>(a[slot], bytes, m & 1, scale, rest);
+            if (m & 1) {
+                const bool is_end = m + 1 == S::M_TILES;
+                if (!is_end || quarter < 3)
+                    load_values<S>(bytes, values_at + (is_end ? QUARTER * S::PITCH : 32));
+            }
+            if (m == S::M_TILES - 1) {
+                __syncwarp();
+                if (lane == 0)
+                    mbar_arrive(&empty[quarter]);
+            }
+            wgmma_fence();
+            wgmma_f16(o[m], a[slot], p_desc, 1);
+            wgmma_commit();
+            if (UNROLL_QUARTERS > 1)
+                wgmma_wait<3>();
         }
-        convert_values(a[step % IN_FLIGHT], bytes, m & 1, scales_low, scales_high);
-        if ((m & 1) == 1 && step + 1 < STEPS) {
-            const int next_quarter = (step + 1) / S::M_TILES, next_m = (step + 1) % S::M_TILES;
-            load_values<S>(bytes, values_at + QUARTER * next_quarter * S::PITCH + 32 * (next_m / 2));
-        }
-        if (m == S::M_TILES - 1) {
-            __syncwarp();
-            if (lane == 0)
-                mbar_arrive(&empty[quarter]);
-        }
-        wgmma_fence();
-        wgmma_f16(o[m], a[step % IN_FLIGHT], p_desc + 2 * quarter, 1);
-        wgmma_commit();
-        if (step + 1 == STEPS)
+        if (UNROLL_QUARTERS == 1 || quarter == 3) {
             wgmma_wait<0>();
-        else
-            wgmma_wait<IN_FLIGHT - 1>();
-    }
 #pragma unroll
-    for (int m = 0; m < S::M_TILES; m++)
-        wgmma_landed(o[m]);
+            for (int m = 0; m < S::M_TILES; m++)
+                wgmma_landed(o[m]);
+        }
+        values_at += QUARTER * S::PITCH;
+        scales_at += 2 * QUARTER;
+        rests_at += 2 * QUARTER;
+        p_desc += 2;
+    }
 }
 
 /* The same in f32 by FFMA, from P [token][head]: no range is too wide for it. */
@@ -1031,16 +1081,21 @@ __device__ __forceinline__ void run_output(const dsk_attend_block *block, attend
         for (int i = 0; i < S::HEADS / 2; i++)
             o[m][i] = 0.f;
 
+    int stage = 0, phase = 0;
     for (int tile = 0; tile < work.n_tiles; tile++) {
-        const int stage = tile % S::STAGES, buffer = tile & 1;
+        const int buffer = tile & 1;
         const uint32_t values_at = stages_at + stage * S::STAGE_BYTES + 2 * me.q * S::PITCH + d0;
         uint32_t bytes[4];
 
-        mbar_wait(&ctl->full[stage], (tile / S::STAGES) & 1);
+        mbar_wait(&ctl->full[stage], phase);
         load_values<S>(bytes, values_at);
         mbar_wait(&ctl->p_full[buffer], (tile >> 1) & 1);
         mbar_wait(&ctl->go, tile & 1);
-        const uint32_t flags = ctl->p_flags[buffer];
+        const uint4 warp_flags = load_shared_16(shared_address(ctl->p_flags[buffer]));
+        const uint32_t flags = warp_flags.x | warp_flags.y | warp_flags.z | warp_flags.w;
+        const uint32_t p_at = shared_at + S::P_AT + buffer * S::P_BYTES;
+        const uint32_t scales_at = shared_address(&ctl->v_scale[buffer][group][2 * me.q]);
+        const uint32_t rests_at = shared_address(&ctl->v_rest[buffer][group][2 * me.q]);
         if (flags & ATTEND_SM90_P_RESCALE)
             rescale_output<S>(o, ctl, buffer, group, me.q);
         if (flags & ATTEND_SM90_P_EXACT) {
@@ -1049,13 +1104,18 @@ __device__ __forceinline__ void run_output(const dsk_attend_block *block, attend
             __syncwarp();
             if (me.lane < 4)
                 mbar_arrive(&ctl->empty[stage][me.lane]);
+        } else if (flags & ATTEND_SM90_P_REST) {
+            multiply_tile<S, true>(o, bytes, values_at, p_at, scales_at, rests_at, ctl->empty[stage], me.lane);
         } else {
-            multiply_tile<S>(o, bytes, values_at, shared_at + S::P_AT + buffer * S::P_BYTES,
-                             shared_address(&ctl->v_scale[buffer][group][2 * me.q]), ctl->empty[stage], me.lane);
+            multiply_tile<S, false>(o, bytes, values_at, p_at, scales_at, rests_at, ctl->empty[stage], me.lane);
         }
         __syncwarp();
         if (me.lane == 0)
             mbar_arrive(&ctl->p_empty[buffer]);
+        if (++stage == S::STAGES) {
+            stage = 0;
+            phase ^= 1;
+        }
     }
     const Destination to = destination<S>(block, work);
     bar_sync(BARRIER_SUMS, 3 * WARPGROUP);
@@ -1166,19 +1226,19 @@ template <class S> __device__ __forceinline__ void attend(const dsk_attend_block
     /* 3. the roles part; each pair of braces has its own registers */
     if (warpgroup == 3) {
         uint32_t n_bad;
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(LOADER_REGISTERS));
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(S::LOADER_REGISTERS));
         run_loader<S>(&block->kv, ctl, shared_at + S::STAGES_AT, work, &n_bad);
         if (threadIdx.x % WARPGROUP == 0)
             write_side<S>(block, ctl, work, n_head_blocks, n_bad);
     } else if (warpgroup == 2) {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(SCORE_REGISTERS));
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(S::SCORE_REGISTERS));
         run_scores<S>(block, ctl, shared_at, work, score_unit);
         if (work.is_split && threadIdx.x % WARPGROUP < ATTEND_SM90_MAX_GROUPS) {
             attend_sm90_side *side = (attend_sm90_side *)block->part_ref + (int64_t)work.i_part * n_head_blocks + work.head_block;
             side->ref[threadIdx.x % WARPGROUP] = ctl->ref[threadIdx.x % WARPGROUP];
         }
     } else {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(OUTPUT_REGISTERS));
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(S::OUTPUT_REGISTERS));
         run_output<S>(block, ctl, shared_at, work);
     }
 }

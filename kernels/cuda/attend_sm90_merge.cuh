@@ -20,44 +20,86 @@ struct Merged {
     float total;   /* sum of weights; 0: nothing in any split */
 };
 
-__device__ __forceinline__ Merged weigh(const float *part_lse, int stride, int n_splits, int lane)
+/* `lse` is the lane's own split's, that of split `lane`. */
+__device__ __forceinline__ Merged weigh(const float *part_lse, int64_t step, int n_splits, int lane, float lse)
 {
-    float largest = -INFINITY, total = 0.f;
+    float largest = lse, total = 0.f;
 
-    for (int s = lane; s < n_splits; s += WARP)
-        largest = fmaxf(largest, part_lse[(int64_t)s * stride]);
+    for (int s = lane + WARP; s < n_splits; s += WARP)
+        largest = fmaxf(largest, part_lse[s * step]);
     for (int mask = WARP / 2; mask > 0; mask >>= 1)
         largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, mask));
-    for (int s = lane; s < n_splits && largest != -INFINITY; s += WARP)
-        total += exp2f(part_lse[(int64_t)s * stride] - largest);
+    if (largest != -INFINITY) {
+        total = exp2f(lse - largest);
+        for (int s = lane + WARP; s < n_splits; s += WARP)
+            total += exp2f(part_lse[s * step] - largest);
+    }
     for (int mask = WARP / 2; mask > 0; mask >>= 1)
         total += __shfl_xor_sync(~0u, total, mask);
     return {largest, total};
 }
 
-/* Adds the lane's values of splits first, first + step, ... */
+/* Where the partial results of one (row, head) lie; steps from split to split. */
+struct Parts {
+    const uint8_t *values; /* this lane's */
+    const float *lse;
+    const float *ref; /* of this lane's group */
+    int64_t values_step, lse_step, ref_step; /* bytes, elements, elements */
+    int n_splits;
+};
+
 template <int N>
-__device__ __forceinline__ void add_parts(float (&sum)[N], const dsk_attend_block *block, int64_t i_row, int head, int d_v,
-                                          int lane, float largest, int first, int step)
+__device__ __forceinline__ Parts find_parts(const dsk_attend_block *block, int64_t i_row, int head, int d_v, int lane)
 {
     const int n_splits = block->n_splits, h_q = block->h_q;
     const int n_head_blocks = (h_q + ATTEND_SM90_MAX_HEADS - 1) / ATTEND_SM90_MAX_HEADS;
-    const float *part_lse = (const float *)block->part_lse + i_row * n_splits * h_q + head;
-    const uint64_t parts = block->part_out + 2 * ((uint64_t)(i_row * n_splits * h_q + head) * d_v + lane * N);
     const attend_sm90_side *side = (const attend_sm90_side *)block->part_ref + i_row * n_splits * n_head_blocks
                                    + head / ATTEND_SM90_MAX_HEADS;
-    const int group = lane * N / DSK_GROUP_VALUES;
+    Parts parts;
 
-#pragma unroll 4
-    for (int s = first; s < n_splits; s += step) {
-        const float lse = part_lse[(int64_t)s * h_q];
-        if (lse == -INFINITY)
+    parts.values = (const uint8_t *)block->part_out + 2 * ((i_row * n_splits * h_q + head) * d_v + lane * N);
+    parts.lse = (const float *)block->part_lse + i_row * n_splits * h_q + head;
+    parts.ref = side->ref + lane * N / DSK_GROUP_VALUES;
+    parts.values_step = (int64_t)2 * h_q * d_v;
+    parts.lse_step = h_q;
+    parts.ref_step = n_head_blocks * (int64_t)(sizeof(attend_sm90_side) / sizeof(float));
+    parts.n_splits = n_splits;
+    return parts;
+}
+
+/* Four splits of a warp's share: all loads under way before the first is used. */
+constexpr int BATCH = 4;
+template <int N> struct PartBatch {
+    uint4 values[BATCH][N / 8];
+    float lse[BATCH], ref[BATCH];
+};
+
+template <int N>
+__device__ __forceinline__ void load_batch(PartBatch<N> &batch, const Parts &parts, int first, int step)
+{
+#pragma unroll
+    for (int j = 0; j < BATCH; j++) {
+        const int s = first + j * step;
+        batch.lse[j] = s < parts.n_splits ? parts.lse[s * parts.lse_step] : -INFINITY;
+        batch.ref[j] = s < parts.n_splits ? parts.ref[s * parts.ref_step] : 0.f;
+        if (s < parts.n_splits)
+#pragma unroll
+            for (int i = 0; i < N / 8; i++)
+                batch.values[j][i] = ((const uint4 *)(parts.values + s * parts.values_step))[i];
+    }
+}
+
+template <int N>
+__device__ __forceinline__ void add_batch(float (&sum)[N], const PartBatch<N> &batch, float largest)
+{
+#pragma unroll
+    for (int j = 0; j < BATCH; j++) {
+        if (batch.lse[j] == -INFINITY) /* its values were never written */
             continue;
-        const float weight = exp2f(lse - largest) * side[(int64_t)s * n_head_blocks].ref[group];
-        const uint4 *src = (const uint4 *)(parts + 2 * (uint64_t)s * h_q * d_v);
+        const float weight = exp2f(batch.lse[j] - largest) * batch.ref[j];
 #pragma unroll
         for (int i = 0; i < N / 8; i++) {
-            const uint4 v = src[i];
+            const uint4 v = batch.values[j][i];
             const uint32_t words[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
             for (int k = 0; k < 4; k++) {
@@ -100,22 +142,30 @@ template <int D_V, int WARPS> __device__ __forceinline__ void merge(const dsk_at
     const int64_t i_row = item / block->h_q;
     const int head = (int)(item - i_row * block->h_q);
     __shared__ float partial[WARPS > 1 ? WARPS : 1][WARPS > 1 ? D_V : 1];
+    const int share = warp % WARPS;
     float sum[N];
+    PartBatch<N> batch;
 
-    wait_for_prerequisites();
     if (i_row >= block->n_rows)
         return;
     const dsk_attend_row *row = (const dsk_attend_row *)block->rows + i_row;
+    const Parts parts = find_parts<N>(block, i_row, head, D_V, lane);
     if (row->out == 0)
         return;
+    wait_for_prerequisites();
 
-    /* 1. weights; then this warp's splits */
-    const Merged merged = weigh((const float *)block->part_lse + i_row * block->n_splits * block->h_q + head, block->h_q,
-                                block->n_splits, lane);
+    /* 1. this warp's splits, by their weights */
+    const float lse = lane < parts.n_splits ? parts.lse[lane * parts.lse_step] : -INFINITY;
+    load_batch<N>(batch, parts, share, WARPS);
+    const Merged merged = weigh(parts.lse, parts.lse_step, parts.n_splits, lane, lse);
 #pragma unroll
     for (int i = 0; i < N; i++)
         sum[i] = 0.f;
-    add_parts<N>(sum, block, i_row, head, D_V, lane, merged.largest, warp % WARPS, WARPS);
+    add_batch<N>(sum, batch, merged.largest);
+    for (int s = share + BATCH * WARPS; s < parts.n_splits; s += BATCH * WARPS) {
+        load_batch<N>(batch, parts, s, WARPS);
+        add_batch<N>(sum, batch, merged.largest);
+    }
 
     /* 2. warps of one item together */
     if (WARPS > 1) {

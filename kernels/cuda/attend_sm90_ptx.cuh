@@ -179,6 +179,13 @@ __device__ __forceinline__ uint32_t mul_f16x2(uint32_t a, uint32_t b)
     return r;
 }
 
+__device__ __forceinline__ uint32_t fma_f16x2(uint32_t a, uint32_t b, uint32_t c)
+{
+    uint32_t r;
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(c));
+    return r;
+}
+
 __device__ __forceinline__ uint32_t add_f16x2(uint32_t a, uint32_t b)
 {
     uint32_t r;

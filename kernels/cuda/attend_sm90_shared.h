@@ -34,13 +34,14 @@ struct attend_sm90_control {
     float head_part[4][ATTEND_SM90_MAX_HEADS];   /* per-warp maxima or sums on their way to one value */
     float inv_sum[ATTEND_SM90_MAX_HEADS];        /* final factor of O, 0 for an empty row */
     uint16_t v_scale[2][ATTEND_SM90_MAX_GROUPS][ATTEND_SM90_TILE]; /* f16(scale / ref) of each token */
+    uint16_t v_rest[2][ATTEND_SM90_MAX_GROUPS][ATTEND_SM90_TILE];  /* what that leaves of it, as f16 too */
     float group_largest[4][ATTEND_SM90_MAX_GROUPS];  /* per-warp extremes of the V scales */
     float group_smallest[4][ATTEND_SM90_MAX_GROUPS];
     float group_rescale[2][ATTEND_SM90_MAX_GROUPS];
     float inv_ref[2][ATTEND_SM90_MAX_GROUPS];    /* 1 / ref, for exact tiles */
     float ref[ATTEND_SM90_MAX_GROUPS];           /* unit of O in each group */
     uint32_t q_max[16];                          /* per-warp largest |q|, bf16 bits */
-    uint32_t p_flags[2];                         /* ATTEND_SM90_P_* */
+    uint32_t p_flags[2][4];                      /* ATTEND_SM90_P_*, each score warp its own; they count together */
     uint16_t valid[ATTEND_SM90_MAX_STAGES][4];   /* which of a quarter's 16 rows are real */
     uint32_t n_bad[4];
     int32_t n_live;                              /* entries of the row that count */
@@ -49,6 +50,7 @@ struct attend_sm90_control {
 
 #define ATTEND_SM90_P_RESCALE 1u /* O must be multiplied by rescale and group_rescale first */
 #define ATTEND_SM90_P_EXACT   2u /* P is f32 and the products are done in f32 */
+#define ATTEND_SM90_P_REST    4u /* some v_rest is not 0 */
 
 ATTEND_SM90_INLINE uint32_t attend_sm90_row_bytes(int32_t latent, int32_t rope)
 {

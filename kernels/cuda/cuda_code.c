@@ -9,6 +9,8 @@
 #include "attend_sm90.h"
 #endif
 
+#define DEPENDENT_ARCH 9 /* all images have code for sm_90, which waits for the stream by itself */
+
 /* ---- images ------------------------------------------------------------------------------ */
 
 #if DSK_CUDA_HAS_IMAGES
@@ -51,6 +53,9 @@ static const struct gpu_kernel KERNELS[] = {
     [GPU_FN_CLEAN] = {"gpu_clean", IMAGE_ROWS, false},
     [GPU_FN_MAP] = {"gpu_map", IMAGE_LISTS, false},
     [GPU_FN_MERGE] = {"gpu_merge", IMAGE_LISTS, false},
+    [GPU_FN_UPLOAD_36] = {"gpu_upload_36", IMAGE_LISTS, false},
+    [GPU_FN_UPLOAD_144] = {"gpu_upload_144", IMAGE_LISTS, false},
+    [GPU_FN_UPLOAD_288] = {"gpu_upload_288", IMAGE_LISTS, false},
     [GPU_FN_FAULT] = {"gpu_fault", IMAGE_LISTS, false},
     [GPU_FN_PEAK] = {"gpu_peak", IMAGE_PEAK, true},
     {"attend_mma_512_64_h16", IMAGE_ATTEND_MMA, true},
@@ -162,7 +167,8 @@ static dsk_status plan_mma(const struct gpu_props *props, const struct gpu_atten
     plan->main.dims =
         (struct gpu_launch_dims){.grid = {(uint32_t)shape->n_rows, n_blocks, (uint32_t)plan->n_splits},
                                  .block = ATTEND_MMA_THREADS,
-                                 .shared_bytes = bytes};
+                                 .shared_bytes = bytes,
+                                               .is_dependent = props->arch_major == DEPENDENT_ARCH};
     plan->combine.function = -1;
     if (plan->n_splits == 1)
         return DSK_OK;
@@ -243,7 +249,7 @@ static const struct gpu_code CODE = {.images = IMAGES,
                                      .kernels = KERNELS,
                                      .n_images = N_IMAGES,
                                      .n_kernels = N_KERNELS,
-                                     .dependent_arch = 9, /* rows and lists are there as code for sm_90 */
+                                     .dependent_arch = DEPENDENT_ARCH,
                                      .plan_attend = plan_attend};
 
 #else

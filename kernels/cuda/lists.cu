@@ -1,4 +1,4 @@
-// lists.cu - index mapping, merging of partial results, and the fault that tests inject.
+// lists.cu - index mapping, merging of partial results, the way of an argument block, and the fault that tests inject.
 #include "../gpu/gpu_args.h"
 #include "rows.cuh"
 
@@ -100,6 +100,43 @@ extern "C" __global__ void __launch_bounds__(MERGE_BLOCK) gpu_merge(const gpu_me
     if (args.lse != 0 && threadIdx.x == 0)
         ((float *)args.lse)[column] = total;
 }
+
+// ---- upload: the argument block --------------------------------------------------------------------
+
+// The front of a gpu_upload_args: what a launch of N rows or fewer carries.
+template <int N>
+struct upload_front {
+    uint64_t block;
+    int32_t n_rows, reserved;
+    dsk_attend_block head;
+    dsk_attend_row rows[N];
+};
+static_assert(sizeof(upload_front<GPU_UPLOAD_ROWS>) == sizeof(gpu_upload_args), "the same layout");
+
+template <int N>
+DEV void upload(const upload_front<N> &args)
+{
+    constexpr int n_head = sizeof(args.head) / 8, n_row = sizeof(args.rows[0]) / 8;
+    const uint64_t *head = (const uint64_t *)&args.head, *rows = (const uint64_t *)args.rows;
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); // attend comes near and waits for the end of this
+#endif
+    if (threadIdx.x < n_head)
+        ((uint64_t *)args.block)[threadIdx.x] = head[threadIdx.x];
+    for (int i = threadIdx.x; i < args.n_rows * n_row; i += GPU_UPLOAD_BLOCK)
+        ((uint64_t *)(args.block + GPU_BLOCK_BYTES))[i] = rows[i];
+}
+
+#define UPLOAD_KERNEL(n)                                                                                     \
+    extern "C" __global__ void __launch_bounds__(GPU_UPLOAD_BLOCK)                                           \
+        gpu_upload_##n(const __grid_constant__ upload_front<n> args)                                         \
+    {                                                                                                        \
+        upload(args);                                                                                        \
+    }
+UPLOAD_KERNEL(36) // 4 KiB of parameters, which every driver takes
+UPLOAD_KERNEL(144)
+UPLOAD_KERNEL(288)
 
 // ---- fault ---------------------------------------------------------------------------------------
 

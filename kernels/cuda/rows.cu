@@ -189,7 +189,7 @@ DEV void append(const gpu_append_args &args, int64_t i, int32_t slot)
     }
 }
 
-extern "C" __global__ void __launch_bounds__(WARPS *WARP) gpu_append(const gpu_append_args args)
+extern "C" __global__ void __launch_bounds__(WARPS *WARP, 8) gpu_append(const gpu_append_args args)
 {
     const int64_t i = row_of_warp();
 
@@ -198,7 +198,7 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP) gpu_append(const gpu_a
         append(args, i, ((const int32_t *)args.slots)[i]);
 }
 
-extern "C" __global__ void __launch_bounds__(WARPS *WARP) gpu_append_few(const __grid_constant__ gpu_append_few few)
+extern "C" __global__ void __launch_bounds__(WARPS *WARP, 8) gpu_append_few(const __grid_constant__ gpu_append_few few)
 {
     const int64_t i = row_of_warp();
 
@@ -207,7 +207,7 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP) gpu_append_few(const _
         append(few.args, i, few.slots[i]);
 }
 
-extern "C" __global__ void __launch_bounds__(WARPS *WARP) gpu_append_runs(const __grid_constant__ gpu_append_runs runs)
+extern "C" __global__ void __launch_bounds__(WARPS *WARP, 8) gpu_append_runs(const __grid_constant__ gpu_append_runs runs)
 {
     const int64_t i = row_of_warp();
     int low = 0, high = runs.n_runs - 1; // the last run that starts at or before i
@@ -225,7 +225,7 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP) gpu_append_runs(const 
         append(runs.args, i, (int32_t)(runs.slots[low] + (i - runs.rows[low])));
 }
 
-extern "C" __global__ void __launch_bounds__(WARPS *WARP) gpu_append_check(const gpu_append_args args)
+extern "C" __global__ void __launch_bounds__(WARPS *WARP, 8) gpu_append_check(const gpu_append_args args)
 {
     const int lane = threadIdx.x % WARP;
     const int64_t i = row_of_warp();
@@ -360,39 +360,38 @@ DEV int64_t source_slot(const gpu_read_args &args, int64_t i, int lane)
     return __shfl_sync(ALL, slot, 0);
 }
 
-// Rows i and i + WARPS * gridDim.x in flight together.
+// Short rows leave a warp idle: it takes two of them together, i and i + step.
 template <class L>
-DEV void read_rows(const gpu_read_args &args, const int64_t slot[2], int64_t i, int64_t step, int lane)
+DEV void read_rows(const gpu_read_args &args, int64_t i, int64_t step, int lane)
 {
+    constexpr int n = GPU_ROWS_PER_WAVE(L::row_bytes);
     const bool is_aligned = (args.out & 15u) == 0;
-    held<L> h[2];
+    int64_t slot[n];
+    held<L> h[n];
 
 #pragma unroll
-    for (int r = 0; r < 2; r++) {
+    for (int r = 0; r < n; r++) { // one lane's load decides for the warp: the list may be changing
+        slot[r] = __shfl_sync(ALL, i + r * step < args.n_rows ? source_slot(args, i + r * step, lane) : -1, 0);
         if (slot[r] >= 0)
             load_held(h[r], args.kv, slot[r], lane);
     }
 #pragma unroll
-    for (int r = 0; r < 2; r++) {
+    for (int r = 0; r < n; r++) {
         if (slot[r] >= 0)
             store_held(h[r], (uint16_t *)args.out + (i + r * step) * L::d_qk, is_aligned, lane);
     }
 }
 
-extern "C" __global__ void __launch_bounds__(WARPS *WARP) gpu_read(const gpu_read_args args)
+extern "C" __global__ void __launch_bounds__(WARPS *WARP, 8) gpu_read(const gpu_read_args args)
 {
     const int lane = threadIdx.x % WARP;
     const int64_t i = row_of_warp(), step = (int64_t)gridDim.x * WARPS;
-    int64_t slot[2];
 
     wait_for_stream();
-#pragma unroll
-    for (int r = 0; r < 2; r++) // one lane's load decides for the warp: the list may be changing
-        slot[r] = __shfl_sync(ALL, i + r * step < args.n_rows ? source_slot(args, i + r * step, lane) : -1, 0);
-    FOR_LAYOUT(args.kv.layout, read_rows<L>(args, slot, i, step, lane))
+    FOR_LAYOUT(args.kv.layout, read_rows<L>(args, i, step, lane))
 }
 
-extern "C" __global__ void __launch_bounds__(WARPS *WARP) gpu_clean(const gpu_clean_args args)
+extern "C" __global__ void __launch_bounds__(WARPS *WARP, 8) gpu_clean(const gpu_clean_args args)
 {
     const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
 

@@ -1,5 +1,5 @@
 /* driver_cuda.c - the table of gpu_driver.h filled from libcuda.so.1. The few types of the driver's interface that
- * are needed are declared here, as its binary interface has them since CUDA 11.8, so no SDK is needed to build. */
+ * are needed are declared here, as its binary interface has them since CUDA 12.1, so no SDK is needed to build. */
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -34,6 +34,18 @@ struct cu_launch {
     unsigned n_attributes;
 };
 
+struct cu_node {
+    void *function;
+    unsigned grid[3];
+    unsigned block[3];
+    unsigned shared_bytes;
+    void **params;
+    void **extra;
+    void *kernel;
+    void *context;
+};
+
+DSK_STATIC_ASSERT(sizeof(struct cu_node) == 72, "CUDA_KERNEL_NODE_PARAMS_v2");
 DSK_STATIC_ASSERT(sizeof(struct cu_attribute) == 72, "CUlaunchAttribute");
 DSK_STATIC_ASSERT(sizeof(struct cu_launch) == 56, "CUlaunchConfig");
 
@@ -102,6 +114,9 @@ DSK_STATIC_ASSERT(sizeof(struct cu_launch) == 56, "CUlaunchConfig");
     X(graph_instantiate, "cuGraphInstantiateWithFlags",                                                      \
       (void **exec_p, void *graph, unsigned long long flags))                                                \
     X(graph_destroy, "cuGraphDestroy", (void *graph))                                                        \
+    X(graph_roots, "cuGraphGetRootNodes", (void *graph, void **nodes, size_t *n_p))                          \
+    X(exec_set_params, "cuGraphExecKernelNodeSetParams_v2",                                                  \
+      (void *exec, void *node, const struct cu_node *params))                                                \
     X(exec_launch, "cuGraphLaunch", (void *exec, void *stream))                                              \
     X(exec_destroy, "cuGraphExecDestroy", (void *exec))
 
@@ -401,6 +416,26 @@ static int graph_instantiate(const struct gpu_driver *driver, void *graph, void 
     return cu(driver)->graph_instantiate(exec_p, graph, 0);
 }
 
+static int graph_root(const struct gpu_driver *driver, void *graph, void **node_p)
+{
+    size_t n = 1;
+
+    *node_p = NULL;
+    return cu(driver)->graph_roots(graph, node_p, &n);
+}
+
+static int exec_set_params(const struct gpu_driver *driver, void *exec, void *node, void *function,
+                           const struct gpu_launch_dims *dims, void **params)
+{
+    const struct cu_node config = {.function = function,
+                                   .grid = {dims->grid[0], dims->grid[1], dims->grid[2]},
+                                   .block = {dims->block, 1, 1},
+                                   .shared_bytes = dims->shared_bytes,
+                                   .params = params};
+
+    return cu(driver)->exec_set_params(exec, node, &config);
+}
+
 static int graph_destroy(const struct gpu_driver *driver, void *graph)
 {
     return cu(driver)->graph_destroy(graph);
@@ -478,7 +513,9 @@ static const struct gpu_driver TABLE = {
     .capture_begin = capture_begin,
     .capture_end = capture_end,
     .graph_instantiate = graph_instantiate,
+    .graph_root = graph_root,
     .graph_destroy = graph_destroy,
+    .exec_set_params = exec_set_params,
     .exec_launch = exec_launch,
     .exec_destroy = exec_destroy,
 };
@@ -501,7 +538,7 @@ dsk_status dsk_gpu_load_cuda(struct gpu_driver *driver, struct dsk_err *err)
     if (missing != NULL) {
         unload(driver);
         return dsk_fail(err, DSK_E_NO_DEVICE, "kind", DSK_DEVICE_CUDA,
-                        "the NVIDIA driver is too old: it lacks %s (CUDA 11.8 or newer is needed)", missing);
+                        "the NVIDIA driver is too old: it lacks %s (CUDA 12.1 or newer is needed)", missing);
     }
     result = cu(driver)->init(0);
     if (result != 0) {

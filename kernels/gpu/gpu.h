@@ -24,6 +24,9 @@ enum gpu_function {
     GPU_FN_CLEAN,        /* struct gpu_clean_args; an entry per thread */
     GPU_FN_MAP,          /* struct gpu_map_args; a row per block */
     GPU_FN_MERGE,        /* struct gpu_merge_args; a column per block */
+    GPU_FN_UPLOAD_36,    /* struct gpu_upload_args, the front with that many rows; one block */
+    GPU_FN_UPLOAD_144,
+    GPU_FN_UPLOAD_288,
     GPU_FN_FAULT,        /* no arguments: stops with an error that is sticky */
     GPU_FN_PEAK,         /* struct gpu_peak_args */
     GPU_N_FUNCTIONS
@@ -110,7 +113,6 @@ struct gpu_device {
 #define GPU_LAUNCH_SLOTS       (128 << 10) /* rows of one append launch */
 #define GPU_PART_BYTES         ((uint64_t)64 << 20)
 #define GPU_N_GRAPHS           64
-#define GPU_BLOCK_BYTES        256 /* room for struct dsk_attend_block; its rows follow */
 
 /* Pinned memory that is handed out in order and used again once the stream has passed its last use. */
 struct gpu_ring {
@@ -124,6 +126,8 @@ struct gpu_ring {
 struct gpu_graph {
     struct gpu_attend_shape key;
     void *exec; /* NULL: the place is free */
+    void *graph;
+    void *upload; /* the node that brings the argument block; NULL: it is copied before */
     uint64_t used_at;
 };
 
@@ -226,10 +230,11 @@ DSK_MUST_CHECK dsk_status dsk_gpu_inject_fault(struct dsk_stream *s);
 
 /* ---- graphs (gpu_graph.c) ---------------------------------------------------------------------- */
 
-/* Launches the plan: by the graph of its key, recorded now if there is none yet, or directly if graphs are off. The
- * argument block is on its way already. */
+/* Launches the plan: by the graph of its key, recorded now if there is none yet, or directly if graphs are off. upload
+ * brings the argument block along; NULL: it is on its way already. */
 DSK_MUST_CHECK dsk_status dsk_gpu_graph_run(struct gpu_stream *stream, const struct gpu_attend_shape *key,
-                                            const struct gpu_attend_plan *plan, struct dsk_err *err);
+                                            const struct gpu_attend_plan *plan,
+                                            struct gpu_upload_args *upload, struct dsk_err *err);
 void dsk_gpu_graph_drop(struct gpu_stream *stream); /* all of them */
 
 /* ---- operations (gpu_ops.c, gpu_attend.c) ------------------------------------------------------- */

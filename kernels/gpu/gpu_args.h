@@ -3,6 +3,7 @@
 #ifndef KERNELS_GPU_ARGS_H
 #define KERNELS_GPU_ARGS_H
 
+#include "../cuda/attend_args.h"
 #include "../dsk_format.h"
 
 /* Slots as the host hands them to an append, after it has looked for equal ones. */
@@ -41,6 +42,7 @@ DSK_STATIC_ASSERT(sizeof(struct gpu_append_runs) <= 4096, "parameters of one lau
 
 /* Readers and gather. mode: as DSK_READ_*, or GPU_READ_ENTRIES, which takes list as rows of topk entries and writes
  * new_indices. */
+#define GPU_ROWS_PER_WAVE(row_bytes) ((row_bytes) < 512 ? 2 : 1)
 #define GPU_READ_FULL     1
 #define GPU_READ_PAGED    2
 #define GPU_READ_SELECTED 3
@@ -99,6 +101,19 @@ struct gpu_merge_args {
     int32_t out_dtype;
 };
 DSK_STATIC_ASSERT(sizeof(struct gpu_merge_args) == 56, "merge arguments");
+
+/* The argument block of an attend launch, on its way to the device inside a launch. */
+#define GPU_BLOCK_BYTES  256 /* room for struct dsk_attend_block; its rows follow */
+#define GPU_UPLOAD_ROWS  288
+#define GPU_UPLOAD_BLOCK 256
+struct gpu_upload_args {
+    uint64_t block; /* where it goes */
+    int32_t n_rows;
+    int32_t reserved;
+    struct dsk_attend_block head;
+    struct dsk_attend_row rows[GPU_UPLOAD_ROWS]; /* a kernel for fewer takes the front alone */
+};
+DSK_STATIC_ASSERT(sizeof(struct gpu_upload_args) <= 32764, "parameters of one launch");
 
 /* What the benchmark's peak kernel runs. */
 #define GPU_PEAK_BLOCK  256

@@ -155,13 +155,12 @@ static dsk_status choose(const struct gpu_device *gpu, const struct dsk_attend_a
     }
 }
 
-/* host: the start of the pinned copy. */
-static void fill_block(void *host, const struct gpu_stream *stream, const struct dsk_attend_args *args,
-                       const struct gpu_attend_shape *shape, const struct gpu_attend_plan *plan)
+static void fill_block(struct dsk_attend_block *block, const struct gpu_stream *stream,
+                       const struct dsk_attend_args *args, const struct gpu_attend_shape *shape,
+                       const struct gpu_attend_plan *plan)
 {
     const uint64_t lse = stream->parts + dsk_gpu_round_up(plan->part_out_bytes, 256);
     const uint64_t ref = lse + dsk_gpu_round_up(plan->part_lse_bytes, 256);
-    struct dsk_attend_block *block = host;
 
     memset(block, 0, sizeof(*block));
     block->kv = args->kv;
@@ -177,35 +176,69 @@ static void fill_block(void *host, const struct gpu_stream *stream, const struct
     block->split_entries = plan->split_entries;
 }
 
-/* One launch of as many rows as fit it. */
-static dsk_status launch_some(struct gpu_stream *stream, struct cursor *at, int32_t n, struct dsk_err *err)
+/* Rows as they are launched, and what they are launched as. */
+struct batch {
+    struct dsk_attend_block *block;
+    struct dsk_attend_row *rows;
+    struct gpu_attend_shape shape;
+    struct gpu_attend_plan plan;
+    int32_t n;
+};
+
+/* Up to batch->n rows from *at on, planned, written and padded. */
+static dsk_status make_batch(struct gpu_stream *stream, struct cursor *at, struct batch *batch,
+                             struct dsk_err *err)
 {
     struct gpu_device *gpu = dsk_gpu_device(&stream->base);
     struct traits traits = {0, false};
-    struct gpu_attend_shape shape;
-    struct gpu_attend_plan plan;
-    struct dsk_attend_row *rows;
+    dsk_status status;
+
+    batch->n = write_rows(at, batch->rows, batch->n, &traits);
+    if (((at->args->kv.base | (uint64_t)at->args->kv.page_pitch_bytes) & 15u) != 0)
+        traits.is_aligned = false;
+    status = choose(gpu, at->args, &traits, &batch->n, &batch->shape, &batch->plan, err);
+    if (status != DSK_OK)
+        return status;
+    advance(at, batch->n);
+    memset(batch->rows + batch->n, 0, (size_t)(batch->shape.n_rows - batch->n) * sizeof(*batch->rows));
+    fill_block(batch->block, stream, at->args, &batch->shape, &batch->plan);
+    return DSK_OK;
+}
+
+/* Few rows travel as parameters of a launch. */
+static dsk_status launch_few(struct gpu_stream *stream, struct cursor *at, int32_t n, struct dsk_err *err)
+{
+    struct gpu_upload_args upload; /* large, and filled as far as it is used */
+    struct batch batch = {.block = &upload.head, .rows = upload.rows, .n = n};
+    dsk_status status = make_batch(stream, at, &batch, err);
+
+    upload.block = stream->block;
+    upload.n_rows = batch.shape.n_rows;
+    return status != DSK_OK ? status : dsk_gpu_graph_run(stream, &batch.shape, &batch.plan, &upload, err);
+}
+
+/* More are copied. */
+static dsk_status launch_many(struct gpu_stream *stream, struct cursor *at, int32_t n, struct dsk_err *err)
+{
+    struct gpu_device *gpu = dsk_gpu_device(&stream->base);
+    struct batch batch = {.n = n};
     void *host;
-    uint64_t bytes;
     dsk_status status =
-        dsk_gpu_ring_take(stream, GPU_BLOCK_BYTES + (uint64_t)bucket_of(n) * sizeof(*rows), &host);
+        dsk_gpu_ring_take(stream, GPU_BLOCK_BYTES + (uint64_t)bucket_of(n) * sizeof(*batch.rows), &host);
 
     if (status != DSK_OK)
         return dsk_fail(err, status, "segs", n, "%s", dsk_status_text(status));
-    rows = (struct dsk_attend_row *)(void *)((uint8_t *)host + GPU_BLOCK_BYTES);
-    n = write_rows(at, rows, n, &traits);
-    if (((at->args->kv.base | (uint64_t)at->args->kv.page_pitch_bytes) & 15u) != 0)
-        traits.is_aligned = false;
-    status = choose(gpu, at->args, &traits, &n, &shape, &plan, err);
-    if (status != DSK_OK)
-        return status;
-    advance(at, n);
-    memset(rows + n, 0, (size_t)(shape.n_rows - n) * sizeof(*rows));
-    fill_block(host, stream, at->args, &shape, &plan);
-    bytes = GPU_BLOCK_BYTES + (uint64_t)shape.n_rows * sizeof(*rows);
-    status = dsk_gpu_work(gpu, gpu->driver.copy_in(&gpu->driver, stream->block, host, bytes, stream->handle),
-                          "copy_in", err);
-    return status != DSK_OK ? status : dsk_gpu_graph_run(stream, &shape, &plan, err);
+    batch.block = host;
+    batch.rows = (struct dsk_attend_row *)(void *)((uint8_t *)host + GPU_BLOCK_BYTES);
+    status = make_batch(stream, at, &batch, err);
+    if (status == DSK_OK)
+        status = dsk_gpu_work(
+            gpu,
+            gpu->driver.copy_in(&gpu->driver, stream->block, host,
+                                GPU_BLOCK_BYTES + (uint64_t)batch.shape.n_rows * sizeof(*batch.rows),
+                                stream->handle),
+            "copy_in", err);
+    return status != DSK_OK ? status : dsk_gpu_graph_run(stream, &batch.shape, &batch.plan, NULL, err);
 }
 
 dsk_status dsk_gpu_attend(struct dsk_stream *s, const struct dsk_attend_args *args, struct dsk_err *err)
@@ -215,7 +248,8 @@ dsk_status dsk_gpu_attend(struct dsk_stream *s, const struct dsk_attend_args *ar
     dsk_status status = dsk_gpu_enter(dsk_gpu_device(s));
 
     while (status == DSK_OK && (n = count_rows(&at, GPU_LAUNCH_ROWS)) > 0)
-        status = launch_some(dsk_gpu_stream(s), &at, n, err);
+        status = bucket_of(n) <= GPU_UPLOAD_ROWS ? launch_few(dsk_gpu_stream(s), &at, n, err)
+                                                 : launch_many(dsk_gpu_stream(s), &at, n, err);
     return status;
 }
 

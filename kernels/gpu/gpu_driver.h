@@ -98,7 +98,12 @@ struct gpu_driver {
     int (*capture_end)(const struct gpu_driver *driver, void *stream,
                        void **graph_p); /* *graph_p may be NULL on failure */
     int (*graph_instantiate)(const struct gpu_driver *driver, void *graph, void **exec_p);
+    int (*graph_root)(const struct gpu_driver *driver, void *graph,
+                      void **node_p); /* the first, where there is one */
     int (*graph_destroy)(const struct gpu_driver *driver, void *graph);
+    /* Other parameters for a kernel node of the graph that exec was made of; for launches from now on. */
+    int (*exec_set_params)(const struct gpu_driver *driver, void *exec, void *node, void *function,
+                           const struct gpu_launch_dims *dims, void **params);
     int (*exec_launch)(const struct gpu_driver *driver, void *exec, void *stream);
     int (*exec_destroy)(const struct gpu_driver *driver, void *exec);
 };

@@ -1,7 +1,9 @@
 /* gpu_graph.c - recorded launches, one for each full shape key, the least recently used given up for a new one.
  *
  * A recording runs nothing: it holds kernels, grids and the address of the stream's argument block, all functions of
- * the key and the stream; what changes between launches stands in the block. */
+ * the key and the stream; what changes between launches stands in the block. The block comes as the parameters
+ * of a first node, which are set before each launch; a copy in front of the graph takes some microseconds longer, which only
+ * launches of more rows than parameters hold have time for. */
 #include <string.h>
 
 #include "gpu.h"
@@ -12,7 +14,9 @@ static void drop(struct gpu_stream *stream, struct gpu_graph *graph)
 
     if (graph->exec != NULL)
         (void)driver->exec_destroy(driver, graph->exec); /* what still runs of it is kept by the driver */
-    graph->exec = NULL;
+    if (graph->graph != NULL)
+        (void)driver->graph_destroy(driver, graph->graph);
+    memset(graph, 0, sizeof(*graph));
 }
 
 void dsk_gpu_graph_drop(struct gpu_stream *stream)
@@ -21,12 +25,24 @@ void dsk_gpu_graph_drop(struct gpu_stream *stream)
         drop(stream, &stream->graphs[i]);
 }
 
+static const struct gpu_launch_dims UPLOAD_DIMS = {.grid = {1, 1, 1}, .block = GPU_UPLOAD_BLOCK};
+
+/* The upload kernel with the least parameters that hold n rows. */
+static int32_t upload_of(int32_t n)
+{
+    return n <= 36 ? GPU_FN_UPLOAD_36 : n <= 144 ? GPU_FN_UPLOAD_144 : GPU_FN_UPLOAD_288;
+}
+
 static dsk_status launch_direct(struct gpu_stream *stream, const struct gpu_attend_plan *plan,
-                                struct dsk_err *err)
+                                struct gpu_upload_args *upload, struct dsk_err *err)
 {
     uint64_t block = stream->block;
-    dsk_status status = dsk_gpu_launch(stream, plan->main.function, &plan->main.dims, &block, err);
+    dsk_status status = DSK_OK;
 
+    if (upload != NULL)
+        status = dsk_gpu_launch(stream, upload_of(upload->n_rows), &UPLOAD_DIMS, upload, err);
+    if (status == DSK_OK)
+        status = dsk_gpu_launch(stream, plan->main.function, &plan->main.dims, &block, err);
     if (status == DSK_OK && plan->combine.function >= 0)
         status = dsk_gpu_launch(stream, plan->combine.function, &plan->combine.dims, &block, err);
     return status;
@@ -51,51 +67,63 @@ static struct gpu_graph *find(struct gpu_stream *stream, const struct gpu_attend
 }
 
 static dsk_status record(struct gpu_stream *stream, struct gpu_graph *graph,
-                         const struct gpu_attend_shape *key, const struct gpu_attend_plan *plan,
+                         const struct gpu_attend_plan *plan, struct gpu_upload_args *upload,
                          struct dsk_err *err)
 {
     struct gpu_device *gpu = dsk_gpu_device(&stream->base);
     const struct gpu_driver *driver = &gpu->driver;
-    void *recorded = NULL;
     int result;
     dsk_status status =
         dsk_gpu_work(gpu, driver->capture_begin(driver, stream->handle), "capture_begin", err);
 
     if (status != DSK_OK)
         return status;
-    status = launch_direct(stream, plan, err);
-    result = driver->capture_end(driver, stream->handle, &recorded);
+    status = launch_direct(stream, plan, upload, err);
+    result = driver->capture_end(driver, stream->handle, &graph->graph);
+    if (status == DSK_OK && result == 0 && upload != NULL)
+        result = driver->graph_root(driver, graph->graph, &graph->upload);
+    if (status == DSK_OK && result == 0)
+        result = driver->graph_instantiate(driver, graph->graph, &graph->exec);
     if (status == DSK_OK)
-        status = dsk_gpu_work(gpu, result, "capture_end", err);
-    if (status == DSK_OK)
-        status = dsk_gpu_work(gpu, driver->graph_instantiate(driver, recorded, &graph->exec),
-                              "graph_instantiate", err);
-    if (recorded != NULL)
-        (void)driver->graph_destroy(driver, recorded);
-    graph->key = *key;
+        status = dsk_gpu_work(gpu, result, "capture", err);
     stream->n_captures++;
     return status;
 }
 
-dsk_status dsk_gpu_graph_run(struct gpu_stream *stream, const struct gpu_attend_shape *key,
-                             const struct gpu_attend_plan *plan, struct dsk_err *err)
+static dsk_status replay(struct gpu_stream *stream, struct gpu_graph *graph, struct gpu_upload_args *upload,
+                         struct dsk_err *err)
 {
     struct gpu_device *gpu = dsk_gpu_device(&stream->base);
+    void *params[1] = {upload};
+    int result = 0;
+
+    if (graph->upload != NULL)
+        result = gpu->driver.exec_set_params(&gpu->driver, graph->exec, graph->upload,
+                                             gpu->functions[upload_of(upload->n_rows)], &UPLOAD_DIMS, params);
+    if (result == 0)
+        result = gpu->driver.exec_launch(&gpu->driver, graph->exec, stream->handle);
+    stream->n_replays++;
+    return dsk_gpu_work(gpu, result, "graph", err);
+}
+
+dsk_status dsk_gpu_graph_run(struct gpu_stream *stream, const struct gpu_attend_shape *key,
+                             const struct gpu_attend_plan *plan, struct gpu_upload_args *upload,
+                             struct dsk_err *err)
+{
     struct gpu_graph *graph;
     bool is_hit;
     dsk_status status = DSK_OK;
 
-    if ((gpu->flags & DSK_DEVICE_NO_GRAPHS) != 0)
-        return launch_direct(stream, plan, err);
+    if ((dsk_gpu_device(&stream->base)->flags & DSK_DEVICE_NO_GRAPHS) != 0)
+        return launch_direct(stream, plan, upload, err);
     graph = find(stream, key, &is_hit);
     if (!is_hit) {
         drop(stream, graph);
-        status = record(stream, graph, key, plan, err);
+        graph->key = *key;
+        status = record(stream, graph, plan, upload, err);
     }
     if (status != DSK_OK)
         return status;
     graph->used_at = ++stream->graph_clock;
-    stream->n_replays++;
-    return dsk_gpu_work(gpu, gpu->driver.exec_launch(&gpu->driver, graph->exec, stream->handle), "graph",
-                        err);
+    return replay(stream, graph, upload, err);
 }

@@ -11,7 +11,6 @@ DSK_STATIC_ASSERT(GPU_READ_FULL == DSK_READ_FULL && GPU_READ_PAGED == DSK_READ_P
                   "the kernels know the modes by the same numbers");
 
 #define ROWS_PER_BLOCK 8 /* GPU_BLOCK threads are eight waves of 32 */
-#define ROWS_PER_WAVE  2 /* of the readers */
 
 static struct gpu_launch_dims dims_of(const struct gpu_stream *stream, int64_t n, int64_t per_block,
                                       uint32_t block)
@@ -249,8 +248,8 @@ dsk_status dsk_gpu_append(struct dsk_stream *s, const struct dsk_append_args *ar
 
 static dsk_status launch_read(struct gpu_stream *stream, struct gpu_read_args *args, struct dsk_err *err)
 {
-    const struct gpu_launch_dims dims =
-        dims_of(stream, args->n_rows, ROWS_PER_BLOCK * ROWS_PER_WAVE, GPU_BLOCK);
+    const int32_t per_wave = GPU_ROWS_PER_WAVE(dsk_layout_get(args->kv.layout)->row_bytes);
+    const struct gpu_launch_dims dims = dims_of(stream, args->n_rows, ROWS_PER_BLOCK * per_wave, GPU_BLOCK);
 
     return args->n_rows == 0 ? DSK_OK : dsk_gpu_launch(stream, GPU_FN_READ, &dims, args, err);
 }

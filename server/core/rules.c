@@ -8,27 +8,32 @@
 
 #define BF16_ONLY   (1u << DSK_DTYPE_BF16)
 #define BOTH_PHASES (SRV_PHASE_PREFILL | SRV_PHASE_DECODE)
-#define CPU_TIERS   (SRV_TIER_NONE | SRV_TIER_MEMFD)
+#define BOTH_TIERS  (SRV_TIER_NONE | SRV_TIER_MEMFD)
 
 /* ---- the table
  * ---------------------------------------------------------------------------------------------- */
 
-#define CPU_ROW(layout_name, layout_id, width)                                                               \
+#define ROW(kind, layout_name, layout_id, width, why)                                                        \
     {                                                                                                        \
-        .name = "cpu_" layout_name, .accepts = true, .device_kind = "cpu", .layouts = 1u << (layout_id),     \
+        .name = kind "_" layout_name, .accepts = true, .device_kind = kind, .layouts = 1u << (layout_id),    \
         .q_dtypes = BF16_ONLY, .d_qk = (width), .min_heads = 1, .max_heads = DSK_MAX_HEADS,                  \
         .phases = BOTH_PHASES, .min_context_parallel = 1, .max_context_parallel = 1,                         \
-        .host_tiers = CPU_TIERS, .reason = "served on the CPU: bf16 q as wide as the layout's rows"          \
+        .host_tiers = BOTH_TIERS, .reason = why                                                              \
     }
 
+/* A kind that serves every layout, with q as wide as the layout's rows. */
+#define ALL_LAYOUTS(kind, why)                                                                               \
+    ROW(kind, "scaled_512_64", DSK_LAYOUT_SCALED_512_64, 576, why),                                          \
+        ROW(kind, "scaled_512_0", DSK_LAYOUT_SCALED_512_0, 512, why),                                        \
+        ROW(kind, "scaled_256_0", DSK_LAYOUT_SCALED_256_0, 256, why),                                        \
+        ROW(kind, "bf16_576", DSK_LAYOUT_BF16_576, 576, why),                                                \
+        ROW(kind, "bf16_512", DSK_LAYOUT_BF16_512, 512, why),                                                \
+        ROW(kind, "bf16_256", DSK_LAYOUT_BF16_256, 256, why),                                                \
+        ROW(kind, "raw_512_64", DSK_LAYOUT_RAW_512_64, 576, why)
+
 static const struct srv_rule table[] = {
-    CPU_ROW("scaled_512_64", DSK_LAYOUT_SCALED_512_64, 576),
-    CPU_ROW("scaled_512_0", DSK_LAYOUT_SCALED_512_0, 512),
-    CPU_ROW("scaled_256_0", DSK_LAYOUT_SCALED_256_0, 256),
-    CPU_ROW("bf16_576", DSK_LAYOUT_BF16_576, 576),
-    CPU_ROW("bf16_512", DSK_LAYOUT_BF16_512, 512),
-    CPU_ROW("bf16_256", DSK_LAYOUT_BF16_256, 256),
-    CPU_ROW("raw_512_64", DSK_LAYOUT_RAW_512_64, 576),
+    ALL_LAYOUTS("cpu", "served on the CPU: bf16 q as wide as the layout's rows, 1 to 128 heads"),
+    ALL_LAYOUTS("cuda", "served on NVIDIA GPUs: bf16 q as wide as the layout's rows, 1 to 128 heads"),
     {
         .name = "pool_layout_agrees",
         .when_layouts_differ = true,
@@ -41,9 +46,10 @@ static const struct srv_rule table[] = {
         .reason = "a sequence that is sharded over ranks is not served on the CPU",
     },
     {
-        .name = "cuda_not_in_this_build",
+        .name = "cuda_no_context_parallel",
         .device_kind = "cuda",
-        .reason = "this build has no CUDA kernels",
+        .min_context_parallel = 2,
+        .reason = "a sequence that is sharded over ranks is not served on GPUs yet",
     },
     {
         .name = "hip_not_in_this_build",
@@ -243,7 +249,7 @@ static const char *tier_text(uint32_t tiers)
         return "none";
     case SRV_TIER_MEMFD:
         return "memfd";
-    case CPU_TIERS:
+    case BOTH_TIERS:
         return "none+memfd";
     default:
         return "unknown";

@@ -12,7 +12,8 @@
 #include "kit.h"
 #include "server/fdsock.h"
 
-#define MAX_FDS 12
+#define MAX_FDS   12
+#define MAX_PEERS 24
 
 static struct kit_loop k;
 static char *path;
@@ -94,7 +95,7 @@ static struct dsa_fd_answer ask(const void *bytes, size_t n, int n_fds)
 static void open_all(void)
 {
     struct srv_fdsock_config config = {
-        .mode = 0660, .max_connections = 64, .offer = on_offer, .arg = &offered};
+        .mode = 0660, .max_connections = MAX_PEERS, .offer = on_offer, .arg = &offered};
     struct srv_err err = {0};
 
     kit_dir_make();
@@ -300,6 +301,39 @@ START_TEST(a_client_that_does_not_read_is_dropped)
 }
 END_TEST
 
+static int connect_and_say_something(void)
+{
+    int mine = client, fd;
+
+    client = fd = kit_connect(path, SOCK_SEQPACKET);
+    ck_assert_int_ge(fd, 0);
+    ck_assert_int_eq(ask("?", 1, 0).status, DSA_E_BAD_REQUEST);
+    client = mine;
+    return fd;
+}
+
+/* At the cap a newcomer takes the place of whoever has been silent longest; those who speak stay. */
+START_TEST(the_most_silent_makes_room)
+{
+    struct dsa_fd_offer offer = make_offer(6);
+    int others[MAX_PEERS], newcomer;
+    char byte;
+
+    for (int i = 1; i < MAX_PEERS; i++)
+        others[i] = connect_and_say_something();
+    ck_assert_int_eq(ask(&offer, sizeof(offer), 1).status, DSA_OK); /* the oldest connection speaks again */
+    close(offered.fd);
+    newcomer = connect_and_say_something();
+    ck_assert_int_eq(poll(&(struct pollfd){.fd = others[1], .events = POLLIN}, 1, KIT_PATIENCE_S * 1000), 1);
+    ck_assert_int_eq(recv(others[1], &byte, 1, 0), 0);
+    ck_assert_int_eq(ask(&offer, sizeof(offer), 1).status, DSA_OK);
+    close(offered.fd);
+    for (int i = 1; i < MAX_PEERS; i++)
+        close(others[i]);
+    close(newcomer);
+}
+END_TEST
+
 START_TEST(closing_with_open_connections)
 {
     int more = kit_connect(path, SOCK_SEQPACKET);
@@ -327,6 +361,7 @@ int test_suites(Suite **suites_p, int max)
     tcase_add_test(tc, clients_that_go_early_leave_nothing);
     tcase_add_test(tc, empty_packets_do_no_harm);
     tcase_add_test(tc, a_client_that_does_not_read_is_dropped);
+    tcase_add_test(tc, the_most_silent_makes_room);
     tcase_add_test(tc, closing_with_open_connections);
     suites_p[0] = suite_create("fdsock");
     suite_add_tcase(suites_p[0], tc);

@@ -62,6 +62,7 @@ static struct srv_listener_config unix_config(void)
 {
     struct srv_listener_config config = {
         .unix_path = path,
+        .flag = "listen",
         .socket_type = SOCK_STREAM,
         .mode = 0660,
         .max_connections = MAX_CONNECTIONS,
@@ -243,8 +244,9 @@ START_TEST(paths_that_cannot_be)
     longest[108] = '\0';
     ck_assert_int_eq(listen_at(longest, &refused, &err), DSA_E_BAD_REQUEST);
     ck_assert_int_eq(listen_at("", &refused, &err), DSA_E_BAD_REQUEST);
-    ck_assert_int_eq(listen_at("/nonexistent/dsad.sock", &refused, &err), DSA_E_SYSTEM);
-    ck_assert_ptr_nonnull(strstr(err.text, "No such file"));
+    ck_assert_int_eq(listen_at("/nonexistent/dsad.sock", &refused, &err), DSA_E_BAD_REQUEST);
+    ck_assert_str_eq(err.field, "listen");
+    ck_assert_ptr_nonnull(strstr(err.text, "folder"));
 }
 END_TEST
 
@@ -257,7 +259,7 @@ START_TEST(a_refusal_keeps_nothing_open)
     listen_here();
     for (int i = 0; i < 3; i++) {
         ck_assert_int_eq(listen_at(path, &refused, &err), DSA_E_PRECONDITION);
-        ck_assert_int_eq(listen_at("/nonexistent/dsad.sock", &refused, &err), DSA_E_SYSTEM);
+        ck_assert_int_eq(listen_at("/nonexistent/dsad.sock", &refused, &err), DSA_E_BAD_REQUEST);
     }
     ck_assert_int_eq(kit_n_fds(), before + 2); /* socket and lock of the one that listens */
 }
@@ -271,6 +273,7 @@ static dsa_status listen_tcp(const char *address, struct srv_listener **listener
 
     config.unix_path = NULL;
     config.tcp = address;
+    config.flag = "tcp";
     memset(err, 0, sizeof(*err));
     return srv_listener_open(k.loop, &config, listener_p, err);
 }

@@ -618,6 +618,8 @@ START_TEST(a_client_that_does_not_read_is_ended)
     for (int i = 0; i < 200; i++)
         step();
     ck_assert_uint_gt(rpc_queued_bytes(seen.call), 0);
+    ck_assert(rpc_has_unsent(rpc, UINT64_C(60000000)));
+    ck_assert(!rpc_has_unsent(rpc, 0));
     rpc_check_stalls(rpc, srv_now_us()); /* not long enough yet */
     for (int i = 0; i < 20; i++)
         step();
@@ -628,6 +630,7 @@ START_TEST(a_client_that_does_not_read_is_ended)
         ;
     STEP_UNTIL(c.status_tag.is_done);
     ck_assert_int_eq(end(&c), 8);
+    ck_assert(!rpc_has_unsent(rpc, UINT64_C(60000000)));
     seen.is_holding = false;
     expect_serving();
 }

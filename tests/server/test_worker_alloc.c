@@ -109,7 +109,7 @@ START_TEST(a_pool_that_does_not_fit_is_named_with_its_size)
     config.n_pages = 33554431;
     config.n_layers = 1024; /* 1.3 PiB */
     ck_assert_int_eq(srv_worker_start(&config, &worker, &err), DSA_E_NO_MEMORY);
-    ck_assert_str_eq(err.field, "pool-pages");
+    ck_assert_str_eq(err.field, "pool-bytes");
     ck_assert_ptr_nonnull(strstr(err.text, "bytes"));
 }
 END_TEST

@@ -20,6 +20,8 @@ struct srv_worker_config wk_config(void)
         .max_queue = 64,
         .max_pieces = 1024,
         .max_segments = 8,
+        .max_topk = 4096,
+        .is_staged = getenv("DSA_TEST_STAGED") != NULL, /* the way tensors go to a GPU, on the CPU */
         .max_append_tokens = 4096,
         .batch_rows = 256,
         .chunk_rows = 64,

@@ -133,7 +133,7 @@ __global__ void fill_query(__nv_bfloat16 *q, int64_t n, float scale, uint64_t se
 /* ---- reference: one block per (row, head); slots [n_rows, topk], -1 = no entry ---- */
 
 __global__ void reference(const __nv_bfloat16 *q, const uint8_t *pool, const int *slots, const float *sink, double scale,
-                          int topk, int latent, int rope, int row_bytes, int h_q, double *out, double *lse)
+                          int topk, int latent, int rope, int row_bytes, int h_q, double *out, double *magnitude, double *lse)
 {
     extern __shared__ double weight[];
     __shared__ double red[8], qs[576];
@@ -187,16 +187,19 @@ __global__ void reference(const __nv_bfloat16 *q, const uint8_t *pool, const int
     if (sink != nullptr && l > 0)
         share = 1 / (1 + exp((double)sink[h] - (m + log(l))));
     for (int d = tid; d < latent; d += 256) {
-        double a = 0;
+        double a = 0, sum = 0;
         for (int k = 0; k < topk; k++) {
             const int slot = slots[(int64_t)t * topk + k];
             if (slot < 0)
                 continue;
             const uint8_t *row = pool + (int64_t)slot * row_bytes;
-            a += weight[k] * ((double)__half2float(__half(__nv_cvt_fp8_to_halfraw(row[d], __NV_E4M3)))
-                              * (double)((const float *)(row + latent))[d >> 7]);
+            const double v = (double)__half2float(__half(__nv_cvt_fp8_to_halfraw(row[d], __NV_E4M3)))
+                             * (double)((const float *)(row + latent))[d >> 7];
+            a += weight[k] * v;
+            sum += weight[k] * fabs(v);
         }
         out[(int64_t)th * latent + d] = l > 0 ? a / l * share : 0;
+        magnitude[(int64_t)th * latent + d] = l > 0 ? sum / l * share : 0;
     }
 }
 
@@ -371,7 +374,8 @@ struct tally {
     int n_wrong = 0;
 };
 
-static void compare(tally &y, const check_case &c, const std::vector<double> &out, const std::vector<double> &lse,
+static void compare(tally &y, const check_case &c, const std::vector<double> &out, const std::vector<double> &magnitude,
+                    const std::vector<double> &lse,
                     const std::vector<uint8_t> &got, const std::vector<float> &got_lse, int d_v, int64_t head_bytes)
 {
     for (size_t th = 0; th < lse.size(); th++) {
@@ -389,7 +393,10 @@ static void compare(tally &y, const check_case &c, const std::vector<double> &ou
                 bits <<= 16;
             float a;
             memcpy(&a, &bits, 4);
-            const double b = out[th * d_v + d], error = fabs(a - b) / (1e-3 + 2.01 / 128 * fabs(b));
+            /* Where values are wild or huge, 1e-3 would ask for more than f32 products of such values can give: there a
+             * thousandth of sum |p v| is allowed too. */
+            const double slack = c.scales >= SCALES_WILD ? 1e-3 * magnitude[th * d_v + d] : 0;
+            const double b = out[th * d_v + d], error = fabs(a - b) / (1e-3 + 2.01 / 128 * fabs(b) + slack);
             if (is_empty ? bits != 0 : !(error <= 1))
                 y.n_wrong++;
             if (!(error <= y.worst_out))
@@ -478,19 +485,19 @@ static void check(const check_case &c, const pool &p)
             is_same = is_same && again == got && memcmp(again_lse.data(), got_lse.data(), got_lse.size() * 4) == 0;
         got = again, got_lse = again_lse;
     }
-    device_array<double> ref(n_th * l.latent), ref_lse(n_th);
+    device_array<double> ref(n_th * l.latent), magnitude(n_th * l.latent), ref_lse(n_th);
     reference<<<(unsigned)n_th, 256, c.topk * 8>>>(q.p, p.bytes.p, slots.p, c.has_sink ? sink.p : nullptr, (double)scale, c.topk,
-                                                   l.latent, l.rope, l.row_bytes(), c.h_q, ref.p, ref_lse.p);
+                                                   l.latent, l.rope, l.row_bytes(), c.h_q, ref.p, magnitude.p, ref_lse.p);
     OK(cudaGetLastError());
     OK(cudaDeviceSynchronize());
     tally y;
-    compare(y, c, ref.host(), ref_lse.host(), got, got_lse, l.latent, out_head);
+    compare(y, c, ref.host(), magnitude.host(), ref_lse.host(), got, got_lse, l.latent, out_head);
     const double cosine = y.norm > 0 ? 1 - 2 * y.dot / y.norm : 0;
     const bool is_counted = n_bad.host() == in.n_bad;
     const bool ok = y.n_wrong == 0 && !(cosine > 5e-6) && is_same && is_counted;
     if (!ok || c.name[0] != ' ')
-        printf("%s %-22s %-6s h %3d rows %3d width %4d splits %2d: out %.3f lse %.3f of tolerance, cos %.1e, wrong %d%s%s\n",
-               ok ? "ok  " : "FAIL", c.name, l.name, c.h_q, c.n_rows, c.topk, plan.n_splits, y.worst_out, y.worst_lse, cosine,
+        printf("%s %-22s %-6s %s h %3d rows %3d width %4d splits %2d: out %.3f lse %.3f of tolerance, cos %.1e, wrong %d%s%s\n",
+               ok ? "ok  " : "FAIL", c.name, l.name, c.scales == SCALES_POW2 ? "pow2" : "any ", c.h_q, c.n_rows, c.topk, plan.n_splits, y.worst_out, y.worst_lse, cosine,
                y.n_wrong, is_same ? "" : ", repeats differ", is_counted ? "" : ", bad count");
     ok ? n_passed++ : n_failed++;
     fflush(stdout);
