@@ -16,9 +16,14 @@
 
 #include "server/clock.h"
 #include "server/core/ring.h"
+#include "server/fence.h"
 #include "server/log.h"
 #include "server/status.h"
 #include "server/worker_impl.h"
+
+#if defined(DSA_SANITIZE_thread)
+atomic_int srv_fence_word;
+#endif
 
 enum holder { HOLDER_PARKED, HOLDER_HELD, HOLDER_BORROWED };
 
@@ -44,7 +49,7 @@ static void send_piece(struct srv_worker *worker, struct srv_piece *piece)
     /* L admits no more work than the ring holds, so it cannot be full. */
     SRV_ASSERT(srv_ring_push(worker->out, piece));
     /* Pairs with the fence in srv_worker_set_sleeping: either L sees the piece or we see that it sleeps. */
-    atomic_thread_fence(memory_order_seq_cst);
+    srv_fence();
     if (atomic_load_explicit(&worker->l_sleeps, memory_order_relaxed)
         && atomic_exchange(&worker->l_sleeps, false))
         worker->state.config.wake(worker->state.config.wake_arg);
@@ -221,7 +226,7 @@ static void park(struct srv_worker *worker)
     int expected = HOLDER_PARKED;
 
     atomic_store(&worker->holder, HOLDER_PARKED);
-    atomic_thread_fence(memory_order_seq_cst); /* pairs with srv_worker_kick: one of us sees the other */
+    srv_fence(); /* pairs with srv_worker_kick: one of us sees the other */
     /* A job pushed before the store was visible had no one to kick: look again, and take the word back if L has not.
      * If L has (kick or try_step), it serves the ring or posts. */
     if ((!srv_ring_is_empty(worker->in) || atomic_load(&worker->is_stopping)
@@ -268,7 +273,7 @@ void srv_worker_kick(struct srv_worker *worker)
 {
     int expected = HOLDER_PARKED;
 
-    atomic_thread_fence(memory_order_seq_cst); /* the job is in the ring before we look whether W sleeps */
+    srv_fence(); /* the job is in the ring before we look whether W sleeps */
     if (atomic_compare_exchange_strong(&worker->holder, &expected, HOLDER_HELD))
         sem_post(&worker->kicked);
 }
@@ -305,7 +310,7 @@ void srv_worker_set_sleeping(struct srv_worker *worker, bool is_sleeping)
 {
     atomic_store_explicit(&worker->l_sleeps, is_sleeping, memory_order_relaxed);
     if (is_sleeping)
-        atomic_thread_fence(memory_order_seq_cst); /* pairs with send_piece */
+        srv_fence(); /* pairs with send_piece */
 }
 
 const struct dsk_device_info *srv_worker_device(const struct srv_worker *worker)

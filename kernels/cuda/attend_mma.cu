@@ -14,8 +14,8 @@
 #include "rows.cuh"
 
 static constexpr unsigned ALL = 0xffffffffu;
-static constexpr int T = ATTEND_MMA_TILE, SP = ATTEND_MMA_SCORE_PITCH, WARPS = ATTEND_MMA_THREADS / 32;
-static constexpr int ROWS_PER_WARP = T / WARPS;
+static constexpr int T = ATTEND_MMA_TILE, SP = ATTEND_MMA_SCORE_PITCH;
+static constexpr int DIM_WARPS = 8; // that share the dims of the output; the rest of the warps take other heads
 static constexpr float LOG2E = 1.4426950408889634f, LN2 = 0.6931471805599453f;
 
 // ---- instructions -----------------------------------------------------------------------------
@@ -83,11 +83,14 @@ struct shape {
     static constexpr int pitch = ATTEND_MMA_PITCH(LATENT + ROPE); // bytes
     static constexpr int k_warps = ATTEND_MMA_K_WARPS(HEADS);
     static constexpr int n_groups = LATENT / DSK_GROUP_VALUES;
-    static constexpr int dims = LATENT / WARPS;     // of V, a warp's
-    static constexpr int m_tiles = HEADS / 16;      // of 16 heads
-    static constexpr int n_tiles = dims / 8;        // of 8 dims
-    static constexpr int score_tiles = T / 8 * m_tiles * k_warps / WARPS; // of 8 tokens, a warp's
-    static_assert(score_tiles == 2, "a warp forms the scores of 16 tokens with 16 heads");
+    static constexpr int threads = ATTEND_MMA_THREADS(HEADS), warps = threads / 32;
+    static constexpr int rows_per_warp = T / warps;      // of K
+    static constexpr int heads_per_warp = HEADS / warps; // of the softmax
+    static constexpr int dims = LATENT / DIM_WARPS;      // of V, a warp's
+    static constexpr int m_all = HEADS / 16;             // tiles of 16 heads
+    static constexpr int m_tiles = m_all / (warps / DIM_WARPS); // ... a warp's, of the output
+    static constexpr int n_tiles = dims / 8;             // of 8 dims
+    static_assert(m_all * (T / 16) * k_warps == warps, "a warp forms the scores of 16 tokens with 16 heads");
 };
 
 struct work {
@@ -130,7 +133,7 @@ DEV void load_q(const work &w, const memory &m)
 {
     const bool is_aligned = ((w.row.q | (uint64_t)w.row.q_head_bytes) & 15u) == 0;
 
-    for (int i = threadIdx.x; i < S::heads * (S::d_qk / 8); i += ATTEND_MMA_THREADS) {
+    for (int i = threadIdx.x; i < S::heads * (S::d_qk / 8); i += S::threads) {
         const int head = i / (S::d_qk / 8), at = i % (S::d_qk / 8);
         uint4 v = make_uint4(0, 0, 0, 0);
 
@@ -160,15 +163,16 @@ DEV const uint8_t *find_row(const work &w, int32_t entry, int row_bytes, uint32_
     return row_of(w.kv, row_bytes, slot);
 }
 
-// A warp's rows of a tile: lane r holds the address of row r of ROWS_PER_WARP, NULL where there is none.
+// A warp's rows of a tile: lane r holds the address of its row r, NULL where there is none.
+template <class S>
 DEV void ask_rows(const work &w, uint8_t *stage, const uint8_t *row, int row_bytes, bool by_16)
 {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 
 #pragma unroll
-    for (int r = 0; r < ROWS_PER_WARP; r++) {
+    for (int r = 0; r < S::rows_per_warp; r++) {
         const uint8_t *from = (const uint8_t *)__shfl_sync(ALL, (unsigned long long)row, r);
-        const uint32_t to = shared_address(stage) + (warp * ROWS_PER_WARP + r) * w.raw_pitch;
+        const uint32_t to = shared_address(stage) + (warp * S::rows_per_warp + r) * w.raw_pitch;
 
         if (from == NULL)
             continue;
@@ -229,8 +233,8 @@ DEV void convert_rows(const work &w, const memory &m, const uint8_t *stage, cons
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 
 #pragma unroll
-    for (int r = 0; r < ROWS_PER_WARP; r++) {
-        const int token = warp * ROWS_PER_WARP + r;
+    for (int r = 0; r < S::rows_per_warp; r++) {
+        const int token = warp * S::rows_per_warp + r;
         const bool is_valid = __shfl_sync(ALL, (unsigned long long)row, r) != 0;
 
         if (is_valid)
@@ -249,7 +253,7 @@ template <class S>
 DEV void form_scores(const memory &m)
 {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
-    const int half = warp % 2, m_tile = warp / 2 % S::m_tiles, k_warp = warp / 2 / S::m_tiles;
+    const int half = warp % 2, m_tile = warp / 2 % S::m_all, k_warp = warp / 2 / S::m_all;
     const uint32_t q = shared_address(m.q) + (16 * m_tile + lane % 16) * S::pitch + 16 * (lane / 16);
     const uint32_t k = shared_address(m.k) + (16 * half + lane % 8 + 8 * (lane / 16)) * S::pitch + 16 * (lane / 8 % 2);
     constexpr int share = S::latent / S::k_warps, per_group = share < DSK_GROUP_VALUES ? share : DSK_GROUP_VALUES;
@@ -297,15 +301,15 @@ DEV void form_scores(const memory &m)
 
 // A warp's heads, a lane a token. m and l are base 2; l is the lane's own part of the sum. True if a maximum rose.
 template <class S>
-DEV bool softmax(const memory &mem, float scale2, float m[S::heads / WARPS], float l[S::heads / WARPS])
+DEV bool softmax(const memory &mem, float scale2, float m[S::heads_per_warp], float l[S::heads_per_warp])
 {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const bool is_valid = mem.is_valid[lane];
     bool has_risen = false;
 
 #pragma unroll
-    for (int i = 0; i < S::heads / WARPS; i++) {
-        const int head = warp * (S::heads / WARPS) + i;
+    for (int i = 0; i < S::heads_per_warp; i++) {
+        const int head = warp * S::heads_per_warp + i;
         float x = 0, top, base, factor, p;
 
 #pragma unroll
@@ -355,27 +359,28 @@ template <class S>
 DEV void add_values(const memory &m, float o[S::m_tiles][S::n_tiles][4])
 {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int group = warp * S::dims / DSK_GROUP_VALUES;
-    const uint32_t v = shared_address(m.k) + (lane % 16) * S::pitch + 2 * warp * S::dims + 16 * (lane / 16);
+    const int dim0 = warp % DIM_WARPS * S::dims, m0 = warp / DIM_WARPS * S::m_tiles;
+    const int group = dim0 / DSK_GROUP_VALUES;
+    const uint32_t v = shared_address(m.k) + (lane % 16) * S::pitch + 2 * dim0 + 16 * (lane / 16);
 
 #pragma unroll 1
     for (int step = 0; step < T / 16; step++) {
-        uint32_t b[S::n_tiles / 2][4];
+        uint32_t hi[S::m_tiles][4], lo[S::m_tiles][4];
 
 #pragma unroll
-        for (int n = 0; n < S::n_tiles / 2; n++)
-            load_matrices_transposed(b[n], v + 16 * step * S::pitch + 32 * n);
+        for (int t = 0; t < S::m_tiles; t++)
+            make_p<S>(m, m0 + t, step, group, hi[t], lo[t]);
 #pragma unroll
-        for (int t = 0; t < S::m_tiles; t++) {
-            uint32_t hi[4], lo[4];
+        for (int n = 0; n < S::n_tiles / 2; n++) {
+            uint32_t b[4];
 
-            make_p<S>(m, t, step, group, hi, lo);
+            load_matrices_transposed(b, v + 16 * step * S::pitch + 32 * n);
 #pragma unroll
-            for (int n = 0; n < S::n_tiles / 2; n++) {
-                mma(o[t][2 * n], hi, b[n][0], b[n][1]);
-                mma(o[t][2 * n + 1], hi, b[n][2], b[n][3]);
-                mma(o[t][2 * n], lo, b[n][0], b[n][1]);
-                mma(o[t][2 * n + 1], lo, b[n][2], b[n][3]);
+            for (int t = 0; t < S::m_tiles; t++) {
+                mma(o[t][2 * n], hi[t], b[0], b[1]);
+                mma(o[t][2 * n + 1], hi[t], b[2], b[3]);
+                mma(o[t][2 * n], lo[t], b[0], b[1]);
+                mma(o[t][2 * n + 1], lo[t], b[2], b[3]);
             }
         }
     }
@@ -384,11 +389,11 @@ DEV void add_values(const memory &m, float o[S::m_tiles][S::n_tiles][4])
 template <class S>
 DEV void rescale(const memory &m, float o[S::m_tiles][S::n_tiles][4])
 {
-    const int g = threadIdx.x % 32 / 4;
+    const int first = 16 * (threadIdx.x / 32 / DIM_WARPS * S::m_tiles) + threadIdx.x % 32 / 4;
 
 #pragma unroll
     for (int t = 0; t < S::m_tiles; t++) {
-        const float a = m.factors[16 * t + g], b = m.factors[16 * t + g + 8];
+        const float a = m.factors[first + 16 * t], b = m.factors[first + 16 * t + 8];
 
 #pragma unroll
         for (int n = 0; n < S::n_tiles; n++) {
@@ -433,8 +438,8 @@ DEV void finish_sums(const dsk_attend_block &block, const work &w, const memory 
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 
 #pragma unroll
-    for (int i = 0; i < S::heads / WARPS; i++) {
-        const int head = warp * (S::heads / WARPS) + i;
+    for (int i = 0; i < S::heads_per_warp; i++) {
+        const int head = warp * S::heads_per_warp + i;
         float sum = l[i], lse;
 
 #pragma unroll
@@ -470,14 +475,14 @@ DEV void store_out(const dsk_attend_block &block, const work &w, const memory &m
     for (int t = 0; t < S::m_tiles; t++) {
 #pragma unroll
         for (int side = 0; side < 2; side++) {
-            const int head = 16 * t + g + 8 * side;
+            const int head = 16 * (warp / DIM_WARPS * S::m_tiles + t) + g + 8 * side;
             const float factor = m.l_inverse[head];
 
             if (head >= w.n_heads)
                 continue;
 #pragma unroll
             for (int n = 0; n < S::n_tiles; n++) {
-                const int dim = warp * S::dims + 8 * n + 2 * c;
+                const int dim = warp % DIM_WARPS * S::dims + 8 * n + 2 * c;
                 // A head without a valid entry is +0 whatever the sums of zeros are.
                 const float x = factor == 0 ? 0 : o[t][n][2 * side] * factor;
                 const float y = factor == 0 ? 0 : o[t][n][2 * side + 1] * factor;
@@ -500,27 +505,27 @@ DEV void attend_row(const dsk_attend_block &block, work &w, uint8_t *shared)
     const bool by_16 = ((w.kv.base | (uint64_t)w.kv.page_pitch_bytes) & 15u) == 0 && L::row_bytes % 16 == 0;
     const int64_t i_part = (int64_t)blockIdx.x * block.n_splits + blockIdx.z;
     const uint8_t *row[2] = {NULL, NULL}, *ahead;
-    float o[S::m_tiles][S::n_tiles][4] = {}, m[S::heads / WARPS], l[S::heads / WARPS];
+    float o[S::m_tiles][S::n_tiles][4] = {}, m[S::heads_per_warp], l[S::heads_per_warp];
     uint32_t n_bad = 0;
 
     w.raw_pitch = ATTEND_MMA_RAW_PITCH(L::row_bytes);
     w.stage_bytes = ATTEND_MMA_STAGE_BYTES(L::row_bytes);
 #pragma unroll
-    for (int i = 0; i < S::heads / WARPS; i++) {
+    for (int i = 0; i < S::heads_per_warp; i++) {
         m[i] = -INFINITY;
         l[i] = 0;
     }
     if (threadIdx.x == 0)
         *mem.n_bad = 0;
     auto find = [&](int tile) {
-        return lane < ROWS_PER_WARP && tile < n_tiles
-                   ? find_row(w, w.begin + tile * T + warp * ROWS_PER_WARP + lane, L::row_bytes, n_bad)
+        return lane < S::rows_per_warp && tile < n_tiles
+                   ? find_row(w, w.begin + tile * T + warp * S::rows_per_warp + lane, L::row_bytes, n_bad)
                    : NULL;
     };
     // Tiles 0 .. n_stages - 1 are asked for, the rows of the next one are known.
     for (int i = 0; i < w.n_stages; i++) {
         row[i] = find(i);
-        ask_rows(w, mem.raw + i * w.stage_bytes, row[i], L::row_bytes, by_16);
+        ask_rows<S>(w, mem.raw + i * w.stage_bytes, row[i], L::row_bytes, by_16);
         copy_commit();
     }
     ahead = find(w.n_stages);
@@ -537,7 +542,7 @@ DEV void attend_row(const dsk_attend_block &block, work &w, uint8_t *shared)
         __syncthreads(); // the tile before is done with K and P; Q is there
         convert_rows<S, L>(w, mem, stage, current);
         __syncthreads(); // a stage is asked for again by the warp that read it, but the fence covers all
-        ask_rows(w, stage, ahead, L::row_bytes, by_16);
+        ask_rows<S>(w, stage, ahead, L::row_bytes, by_16);
         copy_commit();
         if (i == 0)
             row[0] = ahead;
@@ -623,7 +628,7 @@ DEV void attend(const dsk_attend_block *block)
 }
 
 #define ATTEND_MMA_KERNEL(latent, rope, heads, SCALED_L, BF16_L, RAW_L)                                      \
-    extern "C" __global__ void __launch_bounds__(ATTEND_MMA_THREADS, heads == 16 ? 2 : 1)                    \
+    extern "C" __global__ void __launch_bounds__(ATTEND_MMA_THREADS(heads), heads == 16 ? 2 : 1)             \
         attend_mma_##latent##_##rope##_h##heads(const dsk_attend_block *block)                               \
     {                                                                                                        \
         attend<shape<latent, rope, heads>, SCALED_L, BF16_L, RAW_L>(block);                                  \

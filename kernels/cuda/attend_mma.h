@@ -10,7 +10,7 @@
 
 #include "attend_args.h"
 
-#define ATTEND_MMA_THREADS         256
+#define ATTEND_MMA_THREADS(heads)  ((heads) == ATTEND_MMA_FEW_HEADS ? 256u : 512u)
 #define ATTEND_MMA_COMBINE_THREADS 128
 #define ATTEND_MMA_TILE            32 /* tokens */
 #define ATTEND_MMA_FEW_HEADS       16
@@ -24,8 +24,8 @@
 #define ATTEND_MMA_PITCH(d_qk)      (2u * (uint32_t)(d_qk) + 16u)
 #define ATTEND_MMA_SCORE_PITCH      (ATTEND_MMA_TILE + 4) /* floats */
 #define ATTEND_MMA_RAW_PITCH(bytes) (((uint32_t)(bytes) + 15u) / 16u * 16u)
-/* Warps that share the products of a token and head: with few heads there are not enough of those for eight. */
-#define ATTEND_MMA_K_WARPS(heads) ((heads) == ATTEND_MMA_FEW_HEADS ? 4u : 1u)
+/* Warps that share the products of 16 tokens with 16 heads, by dims: there are more warps than such tiles. */
+#define ATTEND_MMA_K_WARPS(heads) ((heads) == ATTEND_MMA_FEW_HEADS ? 4u : 2u)
 #define ATTEND_MMA_SCORE_BYTES(heads)                                                                        \
     (ATTEND_MMA_K_WARPS(heads) * (uint32_t)(heads)*ATTEND_MMA_SCORE_PITCH * 4u)
 

@@ -47,12 +47,8 @@ enum barrier_id {
     BARRIER_LOADER,     /* within warpgroup 3 */
 };
 
-#ifndef UNROLL_GROUPS
-#define UNROLL_GROUPS 4
-#endif
-#ifndef UNROLL_QUARTERS
-#define UNROLL_QUARTERS 4
-#endif
+constexpr int UNROLL_GROUPS = 4;
+constexpr int UNROLL_QUARTERS = 4;
 constexpr float LOG2_E = 1.4426950408889634f;
 constexpr float LN_2 = 0.6931471805599453f;
 constexpr float P_TOP_LOG2 = 7.f;            /* log2 of the largest P after a raise */

@@ -67,8 +67,8 @@ __device__ __forceinline__ Parts find_parts(const dsk_attend_block *block, int64
     return parts;
 }
 
-/* Four splits of a warp's share: all loads under way before the first is used. */
-constexpr int BATCH = 4;
+/* Two splits of a warp's share: all loads under way before the first is used. */
+constexpr int BATCH = 2;
 template <int N> struct PartBatch {
     uint4 values[BATCH][N / 8];
     float lse[BATCH], ref[BATCH];

@@ -166,9 +166,9 @@ static dsk_status plan_mma(const struct gpu_props *props, const struct gpu_atten
     plan->main.function = find_kernel(name);
     plan->main.dims =
         (struct gpu_launch_dims){.grid = {(uint32_t)shape->n_rows, n_blocks, (uint32_t)plan->n_splits},
-                                 .block = ATTEND_MMA_THREADS,
+                                 .block = ATTEND_MMA_THREADS(heads),
                                  .shared_bytes = bytes,
-                                               .is_dependent = props->arch_major == DEPENDENT_ARCH};
+                                 .is_dependent = props->arch_major == DEPENDENT_ARCH};
     plan->combine.function = -1;
     if (plan->n_splits == 1)
         return DSK_OK;

@@ -27,8 +27,8 @@ enum gpu_function {
     GPU_FN_UPLOAD_36,    /* struct gpu_upload_args, the front with that many rows; one block */
     GPU_FN_UPLOAD_144,
     GPU_FN_UPLOAD_288,
-    GPU_FN_FAULT,        /* no arguments: stops with an error that is sticky */
-    GPU_FN_PEAK,         /* struct gpu_peak_args */
+    GPU_FN_FAULT, /* no arguments: stops with an error that is sticky */
+    GPU_FN_PEAK,  /* struct gpu_peak_args */
     GPU_N_FUNCTIONS
 };
 

@@ -43,10 +43,10 @@ DSK_STATIC_ASSERT(sizeof(struct gpu_append_runs) <= 4096, "parameters of one lau
 /* Readers and gather. mode: as DSK_READ_*, or GPU_READ_ENTRIES, which takes list as rows of topk entries and writes
  * new_indices. */
 #define GPU_ROWS_PER_WAVE(row_bytes) ((row_bytes) < 512 ? 2 : 1)
-#define GPU_READ_FULL     1
-#define GPU_READ_PAGED    2
-#define GPU_READ_SELECTED 3
-#define GPU_READ_ENTRIES  4
+#define GPU_READ_FULL                1
+#define GPU_READ_PAGED               2
+#define GPU_READ_SELECTED            3
+#define GPU_READ_ENTRIES             4
 struct gpu_read_args {
     struct dsk_kv_view kv;
     uint64_t list;

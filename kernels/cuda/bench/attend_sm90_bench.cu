@@ -557,6 +557,7 @@ static void check_layout(int i_layout, bool is_small)
             for (int n_rows : {3, 140}) {
                 const float q_scale = scales == SCALES_WILD ? 1e-4f : 1e-5f;
                 check_case c = {scales == SCALES_WILD ? "wild scales" : "huge scales", i_layout, h, n_rows, n_rows == 3 ? 2048 : 1024};
+                c.scales = scales;
                 c.q_scale = q_scale;
                 check(c, odd);
                 c.q_scale = q_scale * 10, c.list = LIST_HOLES;
@@ -678,6 +679,11 @@ static void time_layout(int i_layout, bool is_short)
         check(far, pow2);
     }
     time_case(pow2, 64, 128, 2048);
+    if (is_short && ATTEND_SM90_ONLY_MAIN) {
+        for (int n_rows : {64, 32, 8, 1})
+            time_case(pow2, 64, n_rows, 2048);
+        return;
+    }
     if (i_layout == 2)
         time_case(pow2, 64, 128, 2112);
     if (i_layout == 0) {
