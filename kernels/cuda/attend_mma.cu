@@ -135,12 +135,15 @@ DEV void load_q(const work &w, const memory &m)
 
     for (int i = threadIdx.x; i < S::heads * (S::d_qk / 8); i += S::threads) {
         const int head = i / (S::d_qk / 8), at = i % (S::d_qk / 8);
-        uint4 v = make_uint4(0, 0, 0, 0);
+        const uint16_t *from = (const uint16_t *)(w.row.q + (uint64_t)((w.head0 + head) * w.row.q_head_bytes)) + 8 * at;
+        uint4 *to = (uint4 *)(m.q + head * S::pitch + 16 * at);
 
-        if (head < w.n_heads)
-            v = load_bf16x8((const uint16_t *)(w.row.q + (uint64_t)((w.head0 + head) * w.row.q_head_bytes)) + 8 * at,
-                            is_aligned);
-        *(uint4 *)(m.q + head * S::pitch + 16 * at) = v;
+        if (head >= w.n_heads)
+            *to = make_uint4(0, 0, 0, 0);
+        else if (is_aligned)
+            copy_async<16>(shared_address(to), from);
+        else
+            *to = load_bf16x8(from, false);
     }
 }
 
@@ -522,6 +525,7 @@ DEV void attend_row(const dsk_attend_block &block, work &w, uint8_t *shared)
                    ? find_row(w, w.begin + tile * T + warp * S::rows_per_warp + lane, L::row_bytes, n_bad)
                    : NULL;
     };
+    load_q<S>(w, mem); // arrives with tile 0
     // Tiles 0 .. n_stages - 1 are asked for, the rows of the next one are known.
     for (int i = 0; i < w.n_stages; i++) {
         row[i] = find(i);
@@ -529,7 +533,6 @@ DEV void attend_row(const dsk_attend_block &block, work &w, uint8_t *shared)
         copy_commit();
     }
     ahead = find(w.n_stages);
-    load_q<S>(w, mem);
     for (int tile = 0; tile < n_tiles; tile++) {
         const int i = w.n_stages == 2 ? tile % 2 : 0;
         uint8_t *stage = mem.raw + i * w.stage_bytes;

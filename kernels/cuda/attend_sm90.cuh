@@ -48,7 +48,6 @@ enum barrier_id {
 };
 
 constexpr int UNROLL_GROUPS = 4;
-constexpr int UNROLL_QUARTERS = 4;
 constexpr float LOG2_E = 1.4426950408889634f;
 constexpr float LN_2 = 0.6931471805599453f;
 constexpr float P_TOP_LOG2 = 7.f;            /* log2 of the largest P after a raise */
@@ -61,6 +60,9 @@ constexpr float V_RATIO_MAX = 128.f;         /* 448 * 128 < 65504 */
 constexpr float V_RATIO_MIN = 0x1p-14f;      /* normal f16 */
 constexpr float V_SCALE_NOTHING = 0x1p-26f;  /* 448 times this is below 1e-5: may round to zero */
 constexpr float P_EXACT_SCALE = 64.f;        /* from this scale on, what f16 drops of P may be seen in the output */
+/* Few entries that cancel show every rounding: with scales that f16 rounds, a tile of up to so many, or a row of a single
+ * tile, is exact. */
+constexpr int SPARSE_ENTRIES = 8;
 constexpr float P_EXACT_LOG2_LOW = -60.f;
 constexpr float P_EXACT_LOG2_HIGH = -14.f;
 
@@ -115,6 +117,7 @@ struct Work {
     int first;     /* entries [first, end) of the list */
     int end;
     int n_tiles;
+    bool is_narrow; /* the whole row is one tile */
     int i_part;    /* row * n_splits + split */
     bool is_split;
 };
@@ -748,9 +751,10 @@ __device__ __forceinline__ void finish_sums(Softmax<S> &state, attend_sm90_contr
     bar_sync(BARRIER_SUMS, 3 * WARPGROUP);
 }
 
-/* For the output warps: scale / ref of the thread's two rows as f16, what that leaves of it, and this warp's flags. */
+/* For the output warps: scale / ref of the thread's two rows as f16, what that leaves of it, and this warp's flags. Returns
+ * whether anything was left. */
 template <class S>
-__device__ __forceinline__ void publish_scales(attend_sm90_control *ctl, const Softmax<S> &state, const Lane &me, int buffer,
+__device__ __forceinline__ bool publish_scales(attend_sm90_control *ctl, const Softmax<S> &state, const Lane &me, int buffer,
                                                int my_row, float scale0, float scale1, uint32_t flags)
 {
     const float ratio0 = scale0 * state.inverse_ref, ratio1 = scale1 * state.inverse_ref;
@@ -764,9 +768,10 @@ __device__ __forceinline__ void publish_scales(attend_sm90_control *ctl, const S
         ctl->v_rest[buffer][me.q][my_row] = (uint16_t)rests;
         ctl->v_rest[buffer][me.q][my_row + 8] = (uint16_t)(rests >> 16);
     }
-    flags |= __any_sync(~0u, rests != 0) ? ATTEND_SM90_P_REST : 0;
+    const bool has_rest = __any_sync(~0u, rests != 0);
     if (me.lane == 0)
-        ctl->p_flags[buffer][me.warp] = flags;
+        ctl->p_flags[buffer][me.warp] = flags | (has_rest ? ATTEND_SM90_P_REST : 0);
+    return has_rest;
 }
 
 template <class S>
@@ -807,12 +812,14 @@ __device__ __forceinline__ void run_scores(const dsk_attend_block *block, attend
             base[n] = load_shared_f32x2(bases_at + 32 * n);
         const float scale0 = load_shared_f32(row_at + S::SCALES_AT + 4 * v_group);
         const float scale1 = load_shared_f32(row_at + 8 * S::PITCH + S::SCALES_AT + 4 * v_group);
-        const uint32_t valid = ctl->valid[stage][me.warp];
+        const uint2 masks = load_shared_8(shared_address(ctl->valid[stage]));
+        const uint32_t valid = ((me.warp & 2) != 0 ? masks.y : masks.x) >> (16 * (me.warp & 1)) & 0xffffu;
+        const bool is_sparse = work.is_narrow || __popc(masks.x) + __popc(masks.y) <= SPARSE_ENTRIES;
         mbar_wait(&ctl->p_empty[buffer], ((tile >> 1) & 1) ^ 1);
         if (was_exact) /* the tile before lies in both buffers */
             mbar_wait(&ctl->p_empty[buffer ^ 1], ((tile - 1) >> 1) & 1);
-        publish_scales<S>(ctl, state, me, buffer, my_row, scale0, scale1, 0);
-        bool is_unfit = state.is_first || fmaxf(scale0, scale1) * state.inverse_ref > V_RATIO_MAX
+        const bool has_rest = publish_scales<S>(ctl, state, me, buffer, my_row, scale0, scale1, 0);
+        bool is_unfit = state.is_first || (is_sparse && has_rest) || fmaxf(scale0, scale1) * state.inverse_ref > V_RATIO_MAX
                         || fmaxf(scale0, scale1) > P_EXACT_SCALE || is_too_small(scale0, state.inverse_ref)
                         || is_too_small(scale1, state.inverse_ref);
         float unit0 = score_unit, unit1 = score_unit;
@@ -842,6 +849,8 @@ __device__ __forceinline__ void run_scores(const dsk_attend_block *block, attend
         is_unfit |= store_weights<S>(scores, tile_sum, p_at, me);
         if (bar_any(BARRIER_SCORE, WARPGROUP, is_unfit)) {
             is_exact = settle_tile<S>(scores, state, ctl, me, scale0, scale1, buffer, &is_rescaled);
+            if (is_sparse)
+                is_exact |= bar_any(BARRIER_SCORE, WARPGROUP, has_rest);
             publish_scales<S>(ctl, state, me, buffer, my_row, scale0, scale1,
                               (is_rescaled ? ATTEND_SM90_P_RESCALE : 0u) | (is_exact ? ATTEND_SM90_P_EXACT : 0u));
             if (is_exact) {
@@ -943,53 +952,52 @@ template <class S, bool HAS_REST>
 __device__ __forceinline__ void multiply_tile(Output<S> &o, uint32_t (&bytes)[4], uint32_t values_at, uint32_t p_at,
                                               uint32_t scales_at, uint32_t rests_at, uint64_t *empty, int lane)
 {
-    uint32_t p_desc = wgmma_desc(p_at);
-    uint32_t a[4][4];
+    constexpr int IN_FLIGHT = 4;
+    constexpr int STEPS = 4 * S::M_TILES;
+    const uint32_t p_desc = wgmma_desc(p_at);
+    uint32_t a[IN_FLIGHT][4];
+    ScalePairs scale = {0, 0}, rest = {0, 0};
 
-#pragma unroll UNROLL_QUARTERS
-    for (int quarter = 0; quarter < 4; quarter++) {
-        const ScalePairs scale = load_pairs(scales_at);
-        const ScalePairs rest = HAS_REST ? load_pairs(rests_at) : ScalePairs{0, 0};
 #pragma unroll
-        for (int m = 0; m < S::M_TILES; m++) {
-            const int slot = UNROLL_QUARTERS == 1 || S::M_TILES == 4 ? m : (quarter * S::M_TILES + m) % 4;
-            convert_values<HAS_REST>(a[slot], bytes, m & 1, scale, rest);
-            if (m & 1) {
-                const bool is_end = m + 1 == S::M_TILES;
-                if (!is_end || quarter < 3)
-                    load_values<S>(bytes, values_at + (is_end ? QUARTER * S::PITCH : 32));
-            }
-            if (m == S::M_TILES - 1) {
-                __syncwarp();
-                if (lane == 0)
-                    mbar_arrive(&empty[quarter]);
-            }
-            wgmma_fence();
-            wgmma_f16(o[m], a[slot], p_desc, 1);
-            wgmma_commit();
-            if (UNROLL_QUARTERS > 1)
-                wgmma_wait<3>();
+    for (int step = 0; step < STEPS; step++) {
+        const int quarter = step / S::M_TILES, m = step % S::M_TILES;
+        if ((m & 1) == 0) {
+            scale = load_pairs(scales_at + 32 * quarter);
+            if (HAS_REST)
+                rest = load_pairs(rests_at + 32 * quarter);
         }
-        if (UNROLL_QUARTERS == 1 || quarter == 3) {
+        convert_values<HAS_REST>(a[step % IN_FLIGHT], bytes, m & 1, scale, rest);
+        if ((m & 1) == 1 && step + 1 < STEPS) {
+            const int next_quarter = (step + 1) / S::M_TILES, next_m = (step + 1) % S::M_TILES;
+            load_values<S>(bytes, values_at + QUARTER * next_quarter * S::PITCH + 32 * (next_m / 2));
+        }
+        if (m == S::M_TILES - 1) {
+            __syncwarp();
+            if (lane == 0)
+                mbar_arrive(&empty[quarter]);
+        }
+        wgmma_fence();
+        wgmma_f16(o[m], a[step % IN_FLIGHT], p_desc + 2 * quarter, 1);
+        wgmma_commit();
+        if (step + 1 == STEPS)
             wgmma_wait<0>();
-#pragma unroll
-            for (int m = 0; m < S::M_TILES; m++)
-                wgmma_landed(o[m]);
-        }
-        values_at += QUARTER * S::PITCH;
-        scales_at += 2 * QUARTER;
-        rests_at += 2 * QUARTER;
-        p_desc += 2;
+        else
+            wgmma_wait<IN_FLIGHT - 1>();
     }
+#pragma unroll
+    for (int m = 0; m < S::M_TILES; m++)
+        wgmma_landed(o[m]);
 }
 
 /* The same in f32 by FFMA, from P [token][head]: no range is too wide for it. */
 template <class S>
-__device__ __forceinline__ void multiply_tile_exact(Output<S> &o, uint32_t rows_at, int d0, uint32_t p_at, int group,
-                                                 float inverse_ref, int q)
+__device__ __forceinline__ void multiply_tile_exact(Output<S> &o, const uint16_t *valid, uint32_t rows_at, int d0,
+                                                    uint32_t p_at, int group, float inverse_ref, int q)
 {
 #pragma unroll 1
     for (int token = 0; token < TILE; token++) {
+        if ((valid[token / QUARTER] >> (token % QUARTER) & 1) == 0)
+            continue;
         const uint32_t row_at = rows_at + token * S::PITCH;
         const float scale = load_shared_f32(row_at + S::SCALES_AT + 4 * group) * inverse_ref;
 #pragma unroll
@@ -1095,7 +1103,7 @@ __device__ __forceinline__ void run_output(const dsk_attend_block *block, attend
         if (flags & ATTEND_SM90_P_RESCALE)
             rescale_output<S>(o, ctl, buffer, group, me.q);
         if (flags & ATTEND_SM90_P_EXACT) {
-            multiply_tile_exact<S>(o, stages_at + stage * S::STAGE_BYTES, d0, shared_at + S::P_AT, group,
+            multiply_tile_exact<S>(o, ctl->valid[stage], stages_at + stage * S::STAGE_BYTES, d0, shared_at + S::P_AT, group,
                                    ctl->inv_ref[buffer][group], me.q);
             __syncwarp();
             if (me.lane < 4)
@@ -1206,6 +1214,7 @@ template <class S> __device__ __forceinline__ void attend(const dsk_attend_block
     __syncthreads();
     work.first = split * block->split_entries;
     work.end = min(ctl->n_live, work.first + block->split_entries);
+    work.is_narrow = ctl->n_live <= TILE;
     work.n_tiles = work.end > work.first ? (work.end - work.first + TILE - 1) / TILE : 0;
     if (work.n_tiles == 0) {
         write_empty<S>(block, work);

@@ -101,6 +101,13 @@ __device__ __forceinline__ uint4 load_shared_16(uint32_t at)
     return v;
 }
 
+__device__ __forceinline__ uint2 load_shared_8(uint32_t at)
+{
+    uint2 v;
+    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(at));
+    return v;
+}
+
 __device__ __forceinline__ uint32_t load_shared_4(uint32_t at)
 {
     uint32_t v;

@@ -70,19 +70,25 @@ DEV divisor divisor_of(uint32_t amax_bits, uint32_t rule)
     return d;
 }
 
-DEV float quotient(uint32_t bits, const divisor &d) // fp32 bits
+template <class QUOTIENT>
+DEV uint2 quantise8_by(uint4 x, QUOTIENT quotient)
 {
-    return d.is_exact ? __uint_as_float(bits) * d.factor : __fdiv_rn(__uint_as_float(bits), d.scale);
+    const uint32_t w[4] = {x.x, x.y, x.z, x.w};
+    float v[8];
+
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        v[2 * i] = quotient(__uint_as_float(w[i] << 16));
+        v[2 * i + 1] = quotient(__uint_as_float(w[i] & 0xffff0000u));
+    }
+    return make_uint2(pack_e4m3(v[0], v[1], v[2], v[3]), pack_e4m3(v[4], v[5], v[6], v[7]));
 }
 
 DEV uint2 quantise8(uint4 x, const divisor &d)
 {
-    const uint32_t top = 0xffff0000u;
-
-    return make_uint2(pack_e4m3(quotient(x.x << 16, d), quotient(x.x & top, d), quotient(x.y << 16, d),
-                                quotient(x.y & top, d)),
-                      pack_e4m3(quotient(x.z << 16, d), quotient(x.z & top, d), quotient(x.w << 16, d),
-                                quotient(x.w & top, d)));
+    if (d.is_exact)
+        return quantise8_by(x, [&](float v) { return v * d.factor; });
+    return quantise8_by(x, [&](float v) { return __fdiv_rn(v, d.scale); });
 }
 
 template <class L>
@@ -189,7 +195,7 @@ DEV void append(const gpu_append_args &args, int64_t i, int32_t slot)
     }
 }
 
-extern "C" __global__ void __launch_bounds__(WARPS *WARP, 8) gpu_append(const gpu_append_args args)
+extern "C" __global__ void __launch_bounds__(WARPS *WARP) gpu_append(const gpu_append_args args)
 {
     const int64_t i = row_of_warp();
 
@@ -198,7 +204,7 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP, 8) gpu_append(const gp
         append(args, i, ((const int32_t *)args.slots)[i]);
 }
 
-extern "C" __global__ void __launch_bounds__(WARPS *WARP, 8) gpu_append_few(const __grid_constant__ gpu_append_few few)
+extern "C" __global__ void __launch_bounds__(WARPS *WARP) gpu_append_few(const __grid_constant__ gpu_append_few few)
 {
     const int64_t i = row_of_warp();
 
@@ -207,7 +213,7 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP, 8) gpu_append_few(cons
         append(few.args, i, few.slots[i]);
 }
 
-extern "C" __global__ void __launch_bounds__(WARPS *WARP, 8) gpu_append_runs(const __grid_constant__ gpu_append_runs runs)
+extern "C" __global__ void __launch_bounds__(WARPS *WARP) gpu_append_runs(const __grid_constant__ gpu_append_runs runs)
 {
     const int64_t i = row_of_warp();
     int low = 0, high = runs.n_runs - 1; // the last run that starts at or before i
@@ -225,7 +231,7 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP, 8) gpu_append_runs(con
         append(runs.args, i, (int32_t)(runs.slots[low] + (i - runs.rows[low])));
 }
 
-extern "C" __global__ void __launch_bounds__(WARPS *WARP, 8) gpu_append_check(const gpu_append_args args)
+extern "C" __global__ void __launch_bounds__(WARPS *WARP) gpu_append_check(const gpu_append_args args)
 {
     const int lane = threadIdx.x % WARP;
     const int64_t i = row_of_warp();
