@@ -42,9 +42,9 @@ constexpr int QUARTER = TILE / 4; /* rows a loader warp brings, and a k-step of 
 enum barrier_id {
     BARRIER_QUERY = 1,  /* Q is in shared memory: warpgroups 0-2 */
     BARRIER_SCORE,      /* within warpgroup 2 */
-    BARRIER_SUMS,       /* final sums are in shared memory: warpgroups 0-2 */
     BARRIER_ISSUED,     /* loads of Q are under way: everyone */
     BARRIER_LOADER,     /* within warpgroup 3 */
+    BARRIER_OUTPUT,     /* within warpgroup 0, and the next within warpgroup 1 */
 };
 
 constexpr int UNROLL_GROUPS = 4;
@@ -59,12 +59,11 @@ constexpr float SCALE_FLOOR = 0x1p-60f;      /* keeps scale ratios finite; a gro
 constexpr float V_RATIO_MAX = 128.f;         /* 448 * 128 < 65504 */
 constexpr float V_RATIO_MIN = 0x1p-14f;      /* normal f16 */
 constexpr float V_SCALE_NOTHING = 0x1p-26f;  /* 448 times this is below 1e-5: may round to zero */
-constexpr float P_EXACT_SCALE = 64.f;        /* from this scale on, what f16 drops of P may be seen in the output */
-/* Few entries that cancel show every rounding: with scales that f16 rounds, a tile of up to so many, or a row of a single
- * tile, is exact. */
+constexpr float EXACT_SCALE = 1.f;           /* values beyond 448 show the rounding of P wherever they cancel */
+/* Few entries that cancel show every rounding: with scales that f16 rounds, a tile of up to so many, or a short row, is
+ * exact. */
 constexpr int SPARSE_ENTRIES = 8;
-constexpr float P_EXACT_LOG2_LOW = -60.f;
-constexpr float P_EXACT_LOG2_HIGH = -14.f;
+constexpr int NARROW_ENTRIES = 2 * TILE;
 
 template <int LATENT_, int ROPE_, int HEADS_> struct Shape {
     static constexpr int LATENT = LATENT_;
@@ -117,7 +116,7 @@ struct Work {
     int first;     /* entries [first, end) of the list */
     int end;
     int n_tiles;
-    bool is_narrow; /* the whole row is one tile */
+    bool is_narrow; /* a short row */
     int i_part;    /* row * n_splits + split */
     bool is_split;
 };
@@ -401,24 +400,28 @@ __device__ __forceinline__ void copy_rows_small(uint32_t stage_at, uint64_t *ful
         mbar_arrive(full); /* orders the mask of valid rows */
 }
 
+/* Which entry of the split's first two tiles is a loader lane's. */
+__device__ __forceinline__ int lane_position(const Lane &me)
+{
+    return me.lane / QUARTER * TILE + me.warp * QUARTER + me.lane % QUARTER;
+}
+
 /* Each warp brings a quarter of every tile. Its lanes hold the entries of two tiles at once, so that an index is asked for
  * two to four tiles before its row. */
 template <class S>
 __device__ __forceinline__ void run_loader(const dsk_kv_view *kv, attend_sm90_control *ctl, uint32_t stages_at,
-                                           const Work &work, uint32_t *n_bad_p)
+                                           const Work &work, int first_index, uint32_t *n_bad_p)
 {
     const Lane me = my_lane();
     const uint64_t policy = policy_evict_first();
-    int position = work.first + me.lane / QUARTER * TILE + me.warp * QUARTER + me.lane % QUARTER;
+    int position = work.first + lane_position(me);
     uint32_t n_bad = 0;
-    int next_index = load_index(work, position);
-    Entry entry = {next_index, load_page(work, next_index)};
-    next_index = load_index(work, position + 2 * TILE);
+    if (position >= work.end)
+        first_index = -1;
+    Entry entry = {first_index, load_page(work, first_index)};
+    int next_index = load_index(work, position + 2 * TILE);
 
     for (int pair = 0; pair < work.n_tiles; pair += 2, position += 2 * TILE) {
-        const Entry next = {next_index, load_page(work, next_index)};
-
-        next_index = load_index(work, position + 4 * TILE);
         const uint64_t address = row_address(kv, entry, S::ROW_BYTES);
         const uint32_t valid = __ballot_sync(~0u, address != 0);
         n_bad += address == 0 && entry.index != -1;
@@ -436,7 +439,9 @@ __device__ __forceinline__ void run_loader(const dsk_kv_view *kv, attend_sm90_co
             if (pair + half == 0)
                 bar_sync(BARRIER_ISSUED, ATTEND_SM90_THREADS); /* the query goes before more rows */
         }
-        entry = next;
+        /* Only now: an index that has not come yet must not hold up rows that are known. */
+        entry = {next_index, load_page(work, next_index)};
+        next_index = load_index(work, position + 4 * TILE);
     }
     ctl->n_bad[me.warp] = __reduce_add_sync(~0u, n_bad);
     bar_sync(BARRIER_LOADER, WARPGROUP);
@@ -584,16 +589,25 @@ __device__ __forceinline__ void issue_scores(float (&scores)[S::HEADS / 2], KeyB
 template <class S> struct Softmax {
     float sum[S::THREAD_HEADS]; /* over this thread's tokens only */
     float inverse_ref;          /* of group q */
-    bool is_first;              /* no valid entry so far */
+    float largest_fit;          /* V scales of group q up to here go on as they are; < 0: no valid entry so far ... */
+    float smallest_fit;         /* ... and down to here */
+    bool is_first;
 };
+
+/* Where a lane's row of the transposing store goes in a P tile: matrices 0 and 1 are 8 tokens each of one block of heads, 2
+ * and 3 of the next. */
+template <class S> __device__ __forceinline__ uint32_t store_lane(const Lane &me)
+{
+    const int matrix = me.lane >> 3, block = S::N_BLOCKS > 1 ? matrix >> 1 : 0;
+    return swizzled(8 * block + (me.lane & 7), 2 * me.warp + (matrix & 1), 0);
+}
 
 /* P = 2^scores as f16 into its tile; adds up the thread's part of the row sums. Returns whether f16 overflowed: then what
  * was stored is of no use. */
 template <class S>
 __device__ __forceinline__ bool store_weights(const float (&scores)[S::HEADS / 2], float (&tile_sum)[S::THREAD_HEADS],
-                                              uint32_t p_at, const Lane &me)
+                                              uint32_t lane_at)
 {
-    const int row = me.lane & 7, matrix = me.lane >> 3;
     uint32_t check = 0, m[4];
 
 #pragma unroll
@@ -606,11 +620,10 @@ __device__ __forceinline__ bool store_weights(const float (&scores)[S::HEADS / 2
         m[2 * (n & 1) + 1] = pack_f16(c, d);
         check = add_f16x2(check, add_f16x2(m[2 * (n & 1)], m[2 * (n & 1) + 1]));
         if (n & 1)
-            store_matrix_4t(p_at + swizzled(8 * (n - 1 + (matrix >> 1)) + row, 2 * me.warp + (matrix & 1), 0), m[0], m[1],
-                            m[2], m[3]);
+            store_matrix_4t(lane_at + (n - 1) * 8 * 128, m[0], m[1], m[2], m[3]);
     }
     if (S::N_BLOCKS == 1)
-        store_matrix_2t(p_at + swizzled(row, 2 * me.warp + (matrix & 1), 0), m[0], m[1]);
+        store_matrix_2t(lane_at, m[0], m[1]);
     return (check & 0x7c00u) == 0x7c00u || (check & 0x7c000000u) == 0x7c000000u;
 }
 
@@ -632,9 +645,9 @@ __device__ __forceinline__ void store_weights_f32(const float (&scores)[S::HEADS
 }
 
 /* A V scale that its f16 ratio would misstate by more than the output can bear. */
-__device__ __forceinline__ bool is_too_small(float scale, float inverse_ref)
+template <class S> __device__ __forceinline__ bool is_too_small(const Softmax<S> &state, float scale)
 {
-    return scale * inverse_ref < V_RATIO_MIN && scale > V_SCALE_NOTHING;
+    return scale < state.smallest_fit && scale > V_SCALE_NOTHING;
 }
 
 /* A tile that did not pass: moves base and ref where they must, rescales what was summed so far and shifts the tile's
@@ -702,21 +715,15 @@ __device__ __forceinline__ bool settle_tile(float (&scores)[S::HEADS / 2], Softm
     }
     *is_rescaled_p = !state.is_first;
     state.is_first = state.is_first && !is_any;
+    state.largest_fit = state.is_first ? -1.f : fminf(V_RATIO_MAX / state.inverse_ref, EXACT_SCALE);
+    state.smallest_fit = V_RATIO_MIN / state.inverse_ref;
 
     /* 4. does f16 hold what is left? */
-    bool is_exact = false, is_wide = false;
-    for (int i = me.lane; i < 4 * S::GROUPS; i += WARP) {
-        is_exact = ctl->group_smallest[i / S::GROUPS][i % S::GROUPS] * ctl->inv_ref[buffer][i % S::GROUPS] < V_RATIO_MIN;
-        is_wide = ctl->group_largest[i / S::GROUPS][i % S::GROUPS] > P_EXACT_SCALE;
-    }
-    is_exact = __any_sync(~0u, is_exact);
-    is_wide = __any_sync(~0u, is_wide);
-    if (!is_wide || is_exact)
-        return is_exact;
-#pragma unroll
-    for (int i = 0; i < S::HEADS / 2; i++)
-        is_exact |= scores[i] > P_EXACT_LOG2_LOW && scores[i] < P_EXACT_LOG2_HIGH;
-    return bar_any(BARRIER_SCORE, WARPGROUP, is_exact);
+    bool is_exact = false;
+    for (int i = me.lane; i < 4 * S::GROUPS; i += WARP)
+        is_exact = ctl->group_smallest[i / S::GROUPS][i % S::GROUPS] * ctl->inv_ref[buffer][i % S::GROUPS] < V_RATIO_MIN
+                   || ctl->group_largest[i / S::GROUPS][i % S::GROUPS] > EXACT_SCALE;
+    return __any_sync(~0u, is_exact);
 }
 
 /* Final sums and log-sums; scores' warpgroup. */
@@ -748,30 +755,15 @@ __device__ __forceinline__ void finish_sums(Softmax<S> &state, attend_sm90_contr
         }
         ctl->inv_sum[head] = factor;
     }
-    bar_sync(BARRIER_SUMS, 3 * WARPGROUP);
+    __syncwarp();
+    if (me.lane == 0)
+        mbar_arrive(&ctl->sums);
 }
 
-/* For the output warps: scale / ref of the thread's two rows as f16, what that leaves of it, and this warp's flags. Returns
- * whether anything was left. */
-template <class S>
-__device__ __forceinline__ bool publish_scales(attend_sm90_control *ctl, const Softmax<S> &state, const Lane &me, int buffer,
-                                               int my_row, float scale0, float scale1, uint32_t flags)
+/* Whether f16 cannot hold a V scale: bits below its mantissa. (ref is a power of two.) */
+__device__ __forceinline__ bool has_rest(float scale)
 {
-    const float ratio0 = scale0 * state.inverse_ref, ratio1 = scale1 * state.inverse_ref;
-    const uint32_t ratios = pack_f16(ratio0, ratio1);
-    const float2 rounded = __half22float2(*(const __half2 *)&ratios);
-    const uint32_t rests = pack_f16(ratio0 - rounded.x, ratio1 - rounded.y);
-
-    if (me.q < S::GROUPS) {
-        ctl->v_scale[buffer][me.q][my_row] = (uint16_t)ratios;
-        ctl->v_scale[buffer][me.q][my_row + 8] = (uint16_t)(ratios >> 16);
-        ctl->v_rest[buffer][me.q][my_row] = (uint16_t)rests;
-        ctl->v_rest[buffer][me.q][my_row + 8] = (uint16_t)(rests >> 16);
-    }
-    const bool has_rest = __any_sync(~0u, rests != 0);
-    if (me.lane == 0)
-        ctl->p_flags[buffer][me.warp] = flags | (has_rest ? ATTEND_SM90_P_REST : 0);
-    return has_rest;
+    return (__float_as_uint(scale) & 0x1fffu) != 0;
 }
 
 template <class S>
@@ -784,6 +776,7 @@ __device__ __forceinline__ void run_scores(const dsk_attend_block *block, attend
     const uint32_t query_desc = wgmma_desc(shared_at);
     const uint32_t bases_at = shared_address(&ctl->head_base[2 * me.q]);
     const uint32_t rows_at = shared_at + S::STAGES_AT + my_row * S::PITCH;
+    const uint32_t lane_at = shared_at + S::P_AT + store_lane<S>(me);
     float scores[S::HEADS / 2];
     KeyBytes bytes;
     Softmax<S> state;
@@ -793,6 +786,8 @@ __device__ __forceinline__ void run_scores(const dsk_attend_block *block, attend
     for (int i = 0; i < S::THREAD_HEADS; i++)
         state.sum[i] = 0.f;
     state.inverse_ref = 1.f;
+    state.largest_fit = -1.f;
+    state.smallest_fit = 0.f;
     state.is_first = true;
     mbar_wait(&ctl->full[0], 0);
     load_keys<S>(bytes, rows_at, me.q, 0);
@@ -801,7 +796,7 @@ __device__ __forceinline__ void run_scores(const dsk_attend_block *block, attend
     for (int tile = 0; tile < work.n_tiles; tile++) {
         const int buffer = tile & 1;
         const uint32_t row_at = rows_at + stage * S::STAGE_BYTES;
-        const uint32_t p_at = shared_at + S::P_AT + buffer * S::P_BYTES;
+        const uint32_t p_at = lane_at + buffer * S::P_BYTES;
         bool is_rescaled = false, is_exact = false;
 
         /* 1. raw scores; what the next steps need is fetched while the last of them are computed */
@@ -813,15 +808,13 @@ __device__ __forceinline__ void run_scores(const dsk_attend_block *block, attend
         const float scale0 = load_shared_f32(row_at + S::SCALES_AT + 4 * v_group);
         const float scale1 = load_shared_f32(row_at + 8 * S::PITCH + S::SCALES_AT + 4 * v_group);
         const uint2 masks = load_shared_8(shared_address(ctl->valid[stage]));
-        const uint32_t valid = ((me.warp & 2) != 0 ? masks.y : masks.x) >> (16 * (me.warp & 1)) & 0xffffu;
-        const bool is_sparse = work.is_narrow || __popc(masks.x) + __popc(masks.y) <= SPARSE_ENTRIES;
         mbar_wait(&ctl->p_empty[buffer], ((tile >> 1) & 1) ^ 1);
         if (was_exact) /* the tile before lies in both buffers */
             mbar_wait(&ctl->p_empty[buffer ^ 1], ((tile - 1) >> 1) & 1);
-        const bool has_rest = publish_scales<S>(ctl, state, me, buffer, my_row, scale0, scale1, 0);
-        bool is_unfit = state.is_first || (is_sparse && has_rest) || fmaxf(scale0, scale1) * state.inverse_ref > V_RATIO_MAX
-                        || fmaxf(scale0, scale1) > P_EXACT_SCALE || is_too_small(scale0, state.inverse_ref)
-                        || is_too_small(scale1, state.inverse_ref);
+        bool is_unfit = fmaxf(scale0, scale1) > state.largest_fit || is_too_small(state, scale0) || is_too_small(state, scale1);
+        bool is_sparse = work.is_narrow;
+        if (threadIdx.x % WARPGROUP == 0)
+            ctl->p_flags[buffer] = 0;
         float unit0 = score_unit, unit1 = score_unit;
         if (S::ROPE == 0) { /* the sums are still in the unit of the last group */
             unit0 *= load_scale<S>(row_at, S::GROUPS - 1);
@@ -838,27 +831,32 @@ __device__ __forceinline__ void run_scores(const dsk_attend_block *block, attend
             scores[4 * n + 2] = fmaf(scores[4 * n + 2], unit1, -base[n].x);
             scores[4 * n + 3] = fmaf(scores[4 * n + 3], unit1, -base[n].y);
         }
-        const bool is_valid0 = (valid >> me.g) & 1, is_valid1 = (valid >> (me.g + 8)) & 1;
-        if (valid != 0xffffu)
+        if ((masks.x & masks.y) != ~0u) {
+            const uint32_t valid = ((me.warp & 2) != 0 ? masks.y : masks.x) >> (16 * (me.warp & 1) + me.g);
 #pragma unroll
             for (int i = 0; i < S::HEADS / 2; i++)
-                scores[i] = (i & 2 ? is_valid1 : is_valid0) ? scores[i] : -INFINITY;
+                scores[i] = (valid >> (i & 2 ? 8 : 0) & 1) != 0 ? scores[i] : -INFINITY;
+            is_sparse |= __popc(masks.x) + __popc(masks.y) <= SPARSE_ENTRIES;
+        }
+        if (is_sparse)
+            is_unfit |= has_rest(scale0) || has_rest(scale1);
 
         /* 3. weights, as if nothing had to move; then the vote on whether that held */
         float tile_sum[S::THREAD_HEADS];
-        is_unfit |= store_weights<S>(scores, tile_sum, p_at, me);
+        is_unfit |= store_weights<S>(scores, tile_sum, p_at);
         if (bar_any(BARRIER_SCORE, WARPGROUP, is_unfit)) {
             is_exact = settle_tile<S>(scores, state, ctl, me, scale0, scale1, buffer, &is_rescaled);
             if (is_sparse)
-                is_exact |= bar_any(BARRIER_SCORE, WARPGROUP, has_rest);
-            publish_scales<S>(ctl, state, me, buffer, my_row, scale0, scale1,
-                              (is_rescaled ? ATTEND_SM90_P_RESCALE : 0u) | (is_exact ? ATTEND_SM90_P_EXACT : 0u));
+                is_exact |= bar_any(BARRIER_SCORE, WARPGROUP, has_rest(scale0) || has_rest(scale1));
+            if (threadIdx.x % WARPGROUP == 0)
+                ctl->p_flags[buffer] = ATTEND_SM90_P_SETTLED | (is_rescaled ? ATTEND_SM90_P_RESCALE : 0u)
+                                       | (is_exact ? ATTEND_SM90_P_EXACT : 0u);
             if (is_exact) {
                 if (tile > 0)
                     mbar_wait(&ctl->p_empty[buffer ^ 1], ((tile - 1) >> 1) & 1);
                 store_weights_f32<S>(scores, tile_sum, shared_at + S::P_AT, me);
             } else {
-                store_weights<S>(scores, tile_sum, p_at, me);
+                store_weights<S>(scores, tile_sum, p_at);
             }
         }
         fence_async_proxy();
@@ -914,14 +912,44 @@ template <class S> __device__ __forceinline__ void load_values(uint32_t (&bytes)
     bytes[3] = load_shared_4(at + 9 * S::PITCH);
 }
 
-/* f16 scales of the fragment's tokens: 2 q and 2 q + 1 of a quarter, and those 8 further on. */
+/* scale / ref as f16 of the tokens of a fragment: pairs 2 q, 2 q + 1 and 2 q + 8, 2 q + 9 of each quarter. */
 struct ScalePairs {
     uint32_t low, high;
 };
 
-__device__ __forceinline__ ScalePairs load_pairs(uint32_t at)
+/* Of the quarter whose token 2 q has its scale at `at`. Returns the union of the bits of the scales. */
+template <class S> __device__ __forceinline__ uint32_t load_pairs(ScalePairs &pairs, uint32_t at, float inverse_ref)
 {
-    return {load_shared_4(at), load_shared_4(at + 16)};
+    const float s0 = load_shared_f32(at), s1 = load_shared_f32(at + S::PITCH);
+    const float s8 = load_shared_f32(at + 8 * S::PITCH), s9 = load_shared_f32(at + 9 * S::PITCH);
+    pairs.low = pack_f16(s0 * inverse_ref, s1 * inverse_ref);
+    pairs.high = pack_f16(s8 * inverse_ref, s9 * inverse_ref);
+    return __float_as_uint(s0) | __float_as_uint(s1) | __float_as_uint(s8) | __float_as_uint(s9);
+}
+
+/* What f16 leaves of two ratios, as f16. */
+__device__ __forceinline__ uint32_t rest_of(float ratio0, float ratio1, uint32_t rounded)
+{
+    const float2 f = __half22float2(*(const __half2 *)&rounded);
+    return pack_f16(ratio0 - f.x, ratio1 - f.y);
+}
+
+template <class S>
+__device__ __forceinline__ ScalePairs load_rests(const ScalePairs &pairs, uint32_t at, float inverse_ref)
+{
+    return {rest_of(load_shared_f32(at) * inverse_ref, load_shared_f32(at + S::PITCH) * inverse_ref, pairs.low),
+            rest_of(load_shared_f32(at + 8 * S::PITCH) * inverse_ref, load_shared_f32(at + 9 * S::PITCH) * inverse_ref,
+                    pairs.high)};
+}
+
+template <class S>
+__device__ __forceinline__ uint32_t load_tile_pairs(ScalePairs (&pairs)[4], uint32_t at, float inverse_ref)
+{
+    uint32_t bits = 0;
+#pragma unroll
+    for (int quarter = 0; quarter < 4; quarter++)
+        bits |= load_pairs<S>(pairs[quarter], at + QUARTER * quarter * S::PITCH, inverse_ref);
+    return bits;
 }
 
 /* The fragment of m-tile m % 2: pairs of tokens by byte permutation, which is the transpose, then e4m3 -> f16, then scales.
@@ -950,23 +978,21 @@ __device__ __forceinline__ void convert_values(uint32_t (&a)[4], const uint32_t 
 /* O += V^T P^T of a tile. Each quarter of the stage is handed back when its bytes are in registers. `bytes` holds the first. */
 template <class S, bool HAS_REST>
 __device__ __forceinline__ void multiply_tile(Output<S> &o, uint32_t (&bytes)[4], uint32_t values_at, uint32_t p_at,
-                                              uint32_t scales_at, uint32_t rests_at, uint64_t *empty, int lane)
+                                              const ScalePairs (&scales)[4], uint32_t scales_at, float inverse_ref,
+                                              uint64_t *empty, int lane)
 {
     constexpr int IN_FLIGHT = 4;
     constexpr int STEPS = 4 * S::M_TILES;
     const uint32_t p_desc = wgmma_desc(p_at);
     uint32_t a[IN_FLIGHT][4];
-    ScalePairs scale = {0, 0}, rest = {0, 0};
+    ScalePairs rest = {0, 0};
 
 #pragma unroll
     for (int step = 0; step < STEPS; step++) {
         const int quarter = step / S::M_TILES, m = step % S::M_TILES;
-        if ((m & 1) == 0) {
-            scale = load_pairs(scales_at + 32 * quarter);
-            if (HAS_REST)
-                rest = load_pairs(rests_at + 32 * quarter);
-        }
-        convert_values<HAS_REST>(a[step % IN_FLIGHT], bytes, m & 1, scale, rest);
+        if (HAS_REST && m == 0)
+            rest = load_rests<S>(scales[quarter], scales_at + QUARTER * quarter * S::PITCH, inverse_ref);
+        convert_values<HAS_REST>(a[step % IN_FLIGHT], bytes, m & 1, scales[quarter], rest);
         if ((m & 1) == 1 && step + 1 < STEPS) {
             const int next_quarter = (step + 1) / S::M_TILES, next_m = (step + 1) % S::M_TILES;
             load_values<S>(bytes, values_at + QUARTER * next_quarter * S::PITCH + 32 * (next_m / 2));
@@ -1021,50 +1047,61 @@ __device__ __forceinline__ void multiply_tile_exact(Output<S> &o, const uint16_t
     }
 }
 
+constexpr int DTYPE_PART = 0; /* f16 in units of ref */
+
 /* Where a CTA's results go. In registers: the stores below might change the argument block for all the compiler knows. */
 struct Destination {
     uint64_t at; /* of the CTA's first head */
     int64_t head_bytes;
-    int dtype; /* DSK_DTYPE_*; 0: f16 in units of ref */
+    int dtype; /* DSK_DTYPE_* or DTYPE_PART */
 };
 
 template <class S> __device__ __forceinline__ Destination destination(const dsk_attend_block *block, const Work &work)
 {
     if (work.is_split)
-        return {block->part_out + 2 * (((uint64_t)work.i_part * block->h_q + work.head0) * S::LATENT), 2 * S::LATENT, 0};
+        return {block->part_out + 2 * (((uint64_t)work.i_part * block->h_q + work.head0) * S::LATENT), 2 * S::LATENT, DTYPE_PART};
     return {work.row->out + (uint64_t)(work.head0 * work.row->out_head_bytes), work.row->out_head_bytes, block->out_dtype};
 }
 
 /* Four values in a row, at the element type's width. */
-__device__ __forceinline__ void store_values(uint64_t head_at, int dtype, int d, const float (&v)[4])
+__device__ __forceinline__ void store_values(uint64_t at, int dtype, const float (&v)[4])
 {
     if (dtype == DSK_DTYPE_F32)
-        *(float4 *)(head_at + 4 * d) = make_float4(v[0], v[1], v[2], v[3]);
-    else if (dtype == DSK_DTYPE_BF16)
-        *(uint2 *)(head_at + 2 * d) = make_uint2(pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]));
+        *(float4 *)at = make_float4(v[0], v[1], v[2], v[3]);
     else
-        *(uint2 *)(head_at + 2 * d) = make_uint2(pack_f16(v[0], v[1]), pack_f16(v[2], v[3]));
+        *(uint2 *)at = dtype == DSK_DTYPE_BF16 ? make_uint2(pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]))
+                                               : make_uint2(pack_f16(v[0], v[1]), pack_f16(v[2], v[3]));
 }
 
-template <class S>
+__device__ __forceinline__ int value_bytes(int dtype)
+{
+    return dtype == DSK_DTYPE_F32 ? 4 : 2;
+}
+
+/* One copy of the code per element type: it runs once and comes cold, so its length is its time. */
+template <class S, int DTYPE>
 __device__ __forceinline__ void store_output(const Output<S> &o, const attend_sm90_control *ctl, const Destination &to,
                                              int n_heads, int d0, int group, int q)
 {
-    const float ref = to.dtype == 0 ? 1.f : ctl->ref[group];
+    const float ref = DTYPE == DTYPE_PART ? 1.f : ctl->ref[group];
+    const int64_t head_bytes = DTYPE == DTYPE_PART ? 2 * S::LATENT : to.head_bytes;
+    uint64_t at = to.at + (uint64_t)(2 * q * head_bytes) + (uint64_t)(d0 * value_bytes(DTYPE));
+
 #pragma unroll
     for (int i = 0; i < S::THREAD_HEADS; i++) {
-        const int head = head_of(i, q), at = 4 * (i >> 1) + (i & 1);
-        const float inverse = ctl->inv_sum[head], factor = inverse * ref;
-        if (head >= n_heads)
-            continue;
+        const int entry = 4 * (i >> 1) + (i & 1);
+        const float factor = ctl->inv_sum[head_of(i, q)] * ref;
+        if (head_of(i, q) < n_heads) {
 #pragma unroll
-        for (int half = 0; half < S::M_TILES / 2; half++) {
-            float v[4] = {o[2 * half][at] * factor, o[2 * half][at + 2] * factor, o[2 * half + 1][at] * factor,
-                          o[2 * half + 1][at + 2] * factor};
-            if (inverse == 0.f) /* +0, whatever the sign of what was summed */
-                v[0] = v[1] = v[2] = v[3] = 0.f;
-            store_values(to.at + (uint64_t)(head * to.head_bytes), to.dtype, d0 + 32 * half, v);
+            for (int half = 0; half < S::M_TILES / 2; half++) {
+                /* + 0 makes +0 of -0: a row without an entry is +0, whatever the sign of what was summed */
+                const float v[4] = {fmaf(o[2 * half][entry], factor, 0.f), fmaf(o[2 * half][entry + 2], factor, 0.f),
+                                    fmaf(o[2 * half + 1][entry], factor, 0.f),
+                                    fmaf(o[2 * half + 1][entry + 2], factor, 0.f)};
+                store_values(at + (uint64_t)(32 * half * value_bytes(DTYPE)), DTYPE, v);
+            }
         }
+        at += (uint64_t)((i & 1 ? 7 : 1) * head_bytes);
     }
 }
 
@@ -1077,6 +1114,7 @@ __device__ __forceinline__ void run_output(const dsk_attend_block *block, attend
     const int d0 = warp * S::WARP_VALUES + 4 * me.g;
     const int group = warp * S::WARP_VALUES / DSK_GROUP_VALUES;
     const uint32_t stages_at = shared_at + S::STAGES_AT;
+    float inverse_ref = 1.f;
     Output<S> o;
 
 #pragma unroll
@@ -1088,30 +1126,38 @@ __device__ __forceinline__ void run_output(const dsk_attend_block *block, attend
     int stage = 0, phase = 0;
     for (int tile = 0; tile < work.n_tiles; tile++) {
         const int buffer = tile & 1;
-        const uint32_t values_at = stages_at + stage * S::STAGE_BYTES + 2 * me.q * S::PITCH + d0;
+        const uint32_t rows_at = stages_at + stage * S::STAGE_BYTES;
+        const uint32_t values_at = rows_at + 2 * me.q * S::PITCH + d0;
+        const uint32_t scales_at = rows_at + 2 * me.q * S::PITCH + S::SCALES_AT + 4 * group;
+        const uint32_t p_at = shared_at + S::P_AT + buffer * S::P_BYTES;
         uint32_t bytes[4];
+        ScalePairs scales[4];
 
+        /* 1. ahead of P: first bytes and, unless ref moves, scales */
         mbar_wait(&ctl->full[stage], phase);
         load_values<S>(bytes, values_at);
+        const uint32_t bits = load_tile_pairs<S>(scales, scales_at, inverse_ref);
+        const bool is_rounded = bar_any(BARRIER_OUTPUT + warp / 4, WARPGROUP, (bits & 0x1fffu) != 0);
+
+        /* 2. P is there, and its turn has come */
         mbar_wait(&ctl->p_full[buffer], (tile >> 1) & 1);
         mbar_wait(&ctl->go, tile & 1);
-        const uint4 warp_flags = load_shared_16(shared_address(ctl->p_flags[buffer]));
-        const uint32_t flags = warp_flags.x | warp_flags.y | warp_flags.z | warp_flags.w;
-        const uint32_t p_at = shared_at + S::P_AT + buffer * S::P_BYTES;
-        const uint32_t scales_at = shared_address(&ctl->v_scale[buffer][group][2 * me.q]);
-        const uint32_t rests_at = shared_address(&ctl->v_rest[buffer][group][2 * me.q]);
-        if (flags & ATTEND_SM90_P_RESCALE)
-            rescale_output<S>(o, ctl, buffer, group, me.q);
+        const uint32_t flags = ctl->p_flags[buffer];
+        if (flags & ATTEND_SM90_P_SETTLED) {
+            inverse_ref = ctl->inv_ref[buffer][group];
+            load_tile_pairs<S>(scales, scales_at, inverse_ref);
+            if (flags & ATTEND_SM90_P_RESCALE)
+                rescale_output<S>(o, ctl, buffer, group, me.q);
+        }
         if (flags & ATTEND_SM90_P_EXACT) {
-            multiply_tile_exact<S>(o, ctl->valid[stage], stages_at + stage * S::STAGE_BYTES, d0, shared_at + S::P_AT, group,
-                                   ctl->inv_ref[buffer][group], me.q);
+            multiply_tile_exact<S>(o, ctl->valid[stage], rows_at, d0, shared_at + S::P_AT, group, inverse_ref, me.q);
             __syncwarp();
             if (me.lane < 4)
                 mbar_arrive(&ctl->empty[stage][me.lane]);
-        } else if (flags & ATTEND_SM90_P_REST) {
-            multiply_tile<S, true>(o, bytes, values_at, p_at, scales_at, rests_at, ctl->empty[stage], me.lane);
+        } else if (is_rounded) {
+            multiply_tile<S, true>(o, bytes, values_at, p_at, scales, scales_at, inverse_ref, ctl->empty[stage], me.lane);
         } else {
-            multiply_tile<S, false>(o, bytes, values_at, p_at, scales_at, rests_at, ctl->empty[stage], me.lane);
+            multiply_tile<S, false>(o, bytes, values_at, p_at, scales, scales_at, inverse_ref, ctl->empty[stage], me.lane);
         }
         __syncwarp();
         if (me.lane == 0)
@@ -1122,8 +1168,13 @@ __device__ __forceinline__ void run_output(const dsk_attend_block *block, attend
         }
     }
     const Destination to = destination<S>(block, work);
-    bar_sync(BARRIER_SUMS, 3 * WARPGROUP);
-    store_output<S>(o, ctl, to, work.n_heads, d0, group, me.q);
+    mbar_wait(&ctl->sums, 0);
+    if (to.dtype == DTYPE_PART)
+        store_output<S, DTYPE_PART>(o, ctl, to, work.n_heads, d0, group, me.q);
+    else if (to.dtype == DSK_DTYPE_BF16)
+        store_output<S, DSK_DTYPE_BF16>(o, ctl, to, work.n_heads, d0, group, me.q);
+    else
+        store_output<S, DSK_DTYPE_F32>(o, ctl, to, work.n_heads, d0, group, me.q);
 }
 
 /* ---- the CTA ----------------------------------------------------------------------------------------- */
@@ -1147,6 +1198,7 @@ template <class S> __device__ __forceinline__ void init_control(attend_sm90_cont
         mbar_init(&ctl->p_empty[buffer], 8);
     }
     mbar_init(&ctl->go, 4);
+    mbar_init(&ctl->sums, 4);
     mbar_init_done();
 }
 
@@ -1165,7 +1217,9 @@ template <class S> __device__ __forceinline__ void write_empty(const dsk_attend_
         ((float *)work.row->lse)[work.head0 + head] = -INFINITY;
     const Destination to = destination<S>(block, work);
     for (int i = (int)threadIdx.x; i < work.n_heads * (S::LATENT / 4); i += ATTEND_SM90_THREADS)
-        store_values(to.at + (uint64_t)(i / (S::LATENT / 4) * to.head_bytes), to.dtype, i % (S::LATENT / 4) * 4, zero);
+        store_values(to.at + (uint64_t)(i / (S::LATENT / 4) * to.head_bytes)
+                         + (uint64_t)(i % (S::LATENT / 4) * 4 * value_bytes(to.dtype)),
+                     to.dtype, zero);
 }
 
 /* One thread. Splits leave their count and their units for the merge. */
@@ -1203,6 +1257,11 @@ template <class S> __device__ __forceinline__ void attend(const dsk_attend_block
     work.head0 = work.head_block * S::HEADS;
     work.n_heads = min(block->h_q - work.head0, S::HEADS);
     work.i_part = (int)blockIdx.y * n_splits + split;
+    work.first = split * block->split_entries;
+    work.end = min(work.row->topk, work.first + block->split_entries);
+    int first_index = 0; /* the loader's first entries: asked for before it is known how many count */
+    if (warpgroup == 3)
+        first_index = load_index(work, work.first + lane_position(my_lane()));
     if (threadIdx.x == 0)
         ctl->n_live = live_entries(work.row); /* read once: another process may be writing it */
     if (threadIdx.x == ATTEND_SM90_THREADS - WARP)
@@ -1212,9 +1271,8 @@ template <class S> __device__ __forceinline__ void attend(const dsk_attend_block
     if (threadIdx.x < ATTEND_SM90_MAX_GROUPS)
         ctl->ref[threadIdx.x] = 1.f;
     __syncthreads();
-    work.first = split * block->split_entries;
-    work.end = min(ctl->n_live, work.first + block->split_entries);
-    work.is_narrow = ctl->n_live <= TILE;
+    work.end = min(work.end, ctl->n_live);
+    work.is_narrow = ctl->n_live <= NARROW_ENTRIES;
     work.n_tiles = work.end > work.first ? (work.end - work.first + TILE - 1) / TILE : 0;
     if (work.n_tiles == 0) {
         write_empty<S>(block, work);
@@ -1232,7 +1290,7 @@ template <class S> __device__ __forceinline__ void attend(const dsk_attend_block
     if (warpgroup == 3) {
         uint32_t n_bad;
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(S::LOADER_REGISTERS));
-        run_loader<S>(&block->kv, ctl, shared_at + S::STAGES_AT, work, &n_bad);
+        run_loader<S>(&block->kv, ctl, shared_at + S::STAGES_AT, work, first_index, &n_bad);
         if (threadIdx.x % WARPGROUP == 0)
             write_side<S>(block, ctl, work, n_head_blocks, n_bad);
     } else if (warpgroup == 2) {

@@ -24,13 +24,13 @@
 extern "C" {
 #endif
 
-#define ATTEND_SM90_THREADS       512
-#define ATTEND_SM90_MERGE_THREADS 256
-#define ATTEND_SM90_TILE          64 /* tokens a tile; split boundaries are multiples of it */
-#define ATTEND_SM90_MAX_HEADS     64 /* heads a CTA */
-#define ATTEND_SM90_MAX_SPLITS    64
-#define ATTEND_SM90_MAX_GROUPS    4
-#define ATTEND_SM90_MAX_SHARED    232448u /* what one block may have on sm_90 */
+#define ATTEND_SM90_THREADS         512
+#define ATTEND_SM90_MERGE_THREADS   256
+#define ATTEND_SM90_TILE            64 /* tokens a tile; split boundaries are multiples of it */
+#define ATTEND_SM90_MAX_HEADS       64 /* heads a CTA */
+#define ATTEND_SM90_MAX_SPLITS      64
+#define ATTEND_SM90_MAX_GROUPS      4
+#define ATTEND_SM90_MAX_SHARED      232448u /* what one block may have on sm_90 */
 #define ATTEND_SM90_BATCH_INVARIANT 1u      /* value of DSK_ATTEND_BATCH_INVARIANT */
 
 /* What a split says about its partial output besides the log-sum: 32 bytes. */
@@ -47,7 +47,8 @@ struct attend_sm90_launch {
     uint32_t block;
     uint32_t shared_bytes; /* dynamic; above 48 KiB the function attribute must allow it */
     uint32_t cluster;      /* 0: none */
-    uint32_t is_dependent; /* launch with programmatic stream serialization (it waits by itself); correct without too */
+    uint32_t
+        is_dependent; /* launch with programmatic stream serialization (it waits by itself); correct without too */
 };
 
 struct attend_sm90_plan {
@@ -67,8 +68,8 @@ struct attend_sm90_plan {
 /* false: not served here (another layout, more than 65535 rows, a bad count); *plan_p is then untouched.
  * n_rows may be a padded count and topk the largest of the rows. Deterministic in its arguments; with
  * DSK_ATTEND_BATCH_INVARIANT split boundaries depend on nothing but their constant. */
-bool attend_sm90_plan(uint32_t layout, int32_t n_rows, int32_t h_q, int32_t topk, int32_t out_dtype, uint32_t flags,
-                      int32_t n_sms, struct attend_sm90_plan *plan_p);
+bool attend_sm90_plan(uint32_t layout, int32_t n_rows, int32_t h_q, int32_t topk, int32_t out_dtype,
+                      uint32_t flags, int32_t n_sms, struct attend_sm90_plan *plan_p);
 
 #ifdef __cplusplus
 }

@@ -194,7 +194,7 @@ template <int D_V, int WARPS> __device__ __forceinline__ void merge(const dsk_at
                 v[k] *= factor;
             }
         }
-        store_values(out, out_dtype, (WARPS > 1 ? 0 : lane * N) + 4 * i, v);
+        store_values(out + (uint64_t)(((WARPS > 1 ? 0 : lane * N) + 4 * i) * value_bytes(out_dtype)), out_dtype, v);
     }
 
     /* 4. lse and the count of bad entries */

@@ -22,35 +22,33 @@
 
 /* Everything small that the warps of a CTA tell each other. head arrays are indexed by the head within the CTA. */
 struct attend_sm90_control {
-    uint64_t full[ATTEND_SM90_MAX_STAGES];       /* mbarriers: stage has its rows */
-    uint64_t empty[ATTEND_SM90_MAX_STAGES][4];   /* quarter (16 rows) of a stage is free again */
-    uint64_t p_full[2];                          /* P tile, V scales and flags written */
-    uint64_t p_empty[2];                         /* P tile read */
-    uint64_t go;                                 /* PV of a tile may start (QK of the next has issued its work) */
-    uint64_t reserved;
-    float head_base[ATTEND_SM90_MAX_HEADS];      /* log2 units: P = 2^(score - head_base) */
-    float head_delta[ATTEND_SM90_MAX_HEADS];     /* by how much a raise moved head_base */
-    float rescale[2][ATTEND_SM90_MAX_HEADS];     /* what O of a head is multiplied by before this P tile */
-    float head_part[4][ATTEND_SM90_MAX_HEADS];   /* per-warp maxima or sums on their way to one value */
-    float inv_sum[ATTEND_SM90_MAX_HEADS];        /* final factor of O, 0 for an empty row */
-    uint16_t v_scale[2][ATTEND_SM90_MAX_GROUPS][ATTEND_SM90_TILE]; /* f16(scale / ref) of each token */
-    uint16_t v_rest[2][ATTEND_SM90_MAX_GROUPS][ATTEND_SM90_TILE];  /* what that leaves of it, as f16 too */
-    float group_largest[4][ATTEND_SM90_MAX_GROUPS];  /* per-warp extremes of the V scales */
+    uint64_t full[ATTEND_SM90_MAX_STAGES];     /* mbarriers: stage has its rows */
+    uint64_t empty[ATTEND_SM90_MAX_STAGES][4]; /* quarter (16 rows) of a stage is free again */
+    uint64_t p_full[2];                        /* P tile, V scales and flags written */
+    uint64_t p_empty[2];                       /* P tile read */
+    uint64_t go;                             /* PV of a tile may start (QK of the next has issued its work) */
+    uint64_t sums;                           /* inv_sum written */
+    float head_base[ATTEND_SM90_MAX_HEADS];  /* log2 units: P = 2^(score - head_base) */
+    float head_delta[ATTEND_SM90_MAX_HEADS]; /* by how much a raise moved head_base */
+    float rescale[2][ATTEND_SM90_MAX_HEADS]; /* what O of a head is multiplied by before this P tile */
+    float head_part[4][ATTEND_SM90_MAX_HEADS];      /* per-warp maxima or sums on their way to one value */
+    float inv_sum[ATTEND_SM90_MAX_HEADS];           /* final factor of O, 0 for an empty row */
+    float group_largest[4][ATTEND_SM90_MAX_GROUPS]; /* per-warp extremes of the V scales */
     float group_smallest[4][ATTEND_SM90_MAX_GROUPS];
     float group_rescale[2][ATTEND_SM90_MAX_GROUPS];
-    float inv_ref[2][ATTEND_SM90_MAX_GROUPS];    /* 1 / ref, for exact tiles */
-    float ref[ATTEND_SM90_MAX_GROUPS];           /* unit of O in each group */
-    uint32_t q_max[16];                          /* per-warp largest |q|, bf16 bits */
-    uint32_t p_flags[2][4];                      /* ATTEND_SM90_P_*, each score warp its own; they count together */
-    uint16_t valid[ATTEND_SM90_MAX_STAGES][4];   /* which of a quarter's 16 rows are real */
+    float inv_ref[2][ATTEND_SM90_MAX_GROUPS];  /* 1 / ref from this P tile on */
+    float ref[ATTEND_SM90_MAX_GROUPS];         /* unit of O in each group */
+    uint32_t q_max[16];                        /* per-warp largest |q|, bf16 bits */
+    uint32_t p_flags[2];                       /* ATTEND_SM90_P_* */
+    uint16_t valid[ATTEND_SM90_MAX_STAGES][4]; /* which of a quarter's 16 rows are real */
     uint32_t n_bad[4];
-    int32_t n_live;                              /* entries of the row that count */
+    int32_t n_live; /* entries of the row that count */
     int32_t pad[3];
 };
 
-#define ATTEND_SM90_P_RESCALE 1u /* O must be multiplied by rescale and group_rescale first */
-#define ATTEND_SM90_P_EXACT   2u /* P is f32 and the products are done in f32 */
-#define ATTEND_SM90_P_REST    4u /* some v_rest is not 0 */
+#define ATTEND_SM90_P_SETTLED 1u /* inv_ref is new */
+#define ATTEND_SM90_P_RESCALE 2u /* O must be multiplied by rescale and group_rescale first */
+#define ATTEND_SM90_P_EXACT   4u /* P is f32 and the products are done in f32 */
 
 ATTEND_SM90_INLINE uint32_t attend_sm90_row_bytes(int32_t latent, int32_t rope)
 {
@@ -84,7 +82,8 @@ ATTEND_SM90_INLINE uint32_t attend_sm90_stages_at(int32_t latent, int32_t rope, 
 
 ATTEND_SM90_INLINE uint32_t attend_sm90_stages_fit(int32_t latent, int32_t rope, int32_t heads)
 {
-    return (uint32_t)((ATTEND_SM90_MAX_SHARED - sizeof(struct attend_sm90_control) - attend_sm90_stages_at(latent, rope, heads))
+    return (uint32_t)((ATTEND_SM90_MAX_SHARED - sizeof(struct attend_sm90_control)
+                       - attend_sm90_stages_at(latent, rope, heads))
                       / attend_sm90_stage_bytes(latent, rope));
 }
 

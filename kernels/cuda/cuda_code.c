@@ -46,8 +46,11 @@ static const struct gpu_image IMAGES[] = {
 
 static const struct gpu_kernel KERNELS[] = {
     [GPU_FN_APPEND] = {"gpu_append", IMAGE_ROWS, false},
-    [GPU_FN_APPEND_FEW] = {"gpu_append_few", IMAGE_ROWS, false},
-    [GPU_FN_APPEND_RUNS] = {"gpu_append_runs", IMAGE_ROWS, false},
+    [GPU_FN_APPEND_FEW_64] = {"gpu_append_few_64", IMAGE_ROWS, false},
+    [GPU_FN_APPEND_FEW_960] = {"gpu_append_few_960", IMAGE_ROWS, false},
+    [GPU_FN_APPEND_RUNS_24] = {"gpu_append_runs_24", IMAGE_ROWS, false},
+    [GPU_FN_APPEND_RUNS_150] = {"gpu_append_runs_150", IMAGE_ROWS, false},
+    [GPU_FN_APPEND_RUNS_500] = {"gpu_append_runs_500", IMAGE_ROWS, false},
     [GPU_FN_APPEND_CHECK] = {"gpu_append_check", IMAGE_ROWS, false},
     [GPU_FN_READ] = {"gpu_read", IMAGE_ROWS, false},
     [GPU_FN_CLEAN] = {"gpu_clean", IMAGE_ROWS, false},

@@ -204,7 +204,23 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP) gpu_append(const gpu_a
         append(args, i, ((const int32_t *)args.slots)[i]);
 }
 
-extern "C" __global__ void __launch_bounds__(WARPS *WARP) gpu_append_few(const __grid_constant__ gpu_append_few few)
+// The fronts of gpu_append_few and gpu_append_runs.
+template <int N>
+struct few_front {
+    gpu_append_args args;
+    int32_t slots[N];
+};
+template <int N>
+struct runs_front {
+    gpu_append_args args;
+    int32_t n_runs, reserved;
+    gpu_run runs[N];
+};
+static_assert(sizeof(few_front<GPU_FEW_SLOTS>) == sizeof(gpu_append_few), "the same layout");
+static_assert(sizeof(runs_front<GPU_MAX_RUNS>) == sizeof(gpu_append_runs), "the same layout");
+
+template <int N>
+DEV void append_few(const few_front<N> &few)
 {
     const int64_t i = row_of_warp();
 
@@ -213,23 +229,37 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP) gpu_append_few(const _
         append(few.args, i, few.slots[i]);
 }
 
-extern "C" __global__ void __launch_bounds__(WARPS *WARP) gpu_append_runs(const __grid_constant__ gpu_append_runs runs)
+template <int N>
+DEV void append_runs(const runs_front<N> &list)
 {
     const int64_t i = row_of_warp();
-    int low = 0, high = runs.n_runs - 1; // the last run that starts at or before i
+    int low = 0, high = list.n_runs - 1; // the last run that starts at or before i
 
     while (low < high) {
         const int mid = (low + high + 1) / 2;
 
-        if (runs.rows[mid] <= i)
+        if (list.runs[mid].row <= i)
             low = mid;
         else
             high = mid - 1;
     }
     wait_for_stream();
-    if (i < runs.args.n_rows)
-        append(runs.args, i, (int32_t)(runs.slots[low] + (i - runs.rows[low])));
+    if (i < list.args.n_rows)
+        append(list.args, i, list.runs[low].slot < 0 ? GPU_SLOT_SKIP
+                                                     : (int32_t)(list.runs[low].slot + (i - list.runs[low].row)));
 }
+
+#define APPEND_KERNEL(kind, n)                                                                               \
+    extern "C" __global__ void __launch_bounds__(WARPS *WARP)                                                \
+        gpu_append_##kind##_##n(const __grid_constant__ kind##_front<n> front)                               \
+    {                                                                                                        \
+        append_##kind(front);                                                                                \
+    }
+APPEND_KERNEL(few, 64)
+APPEND_KERNEL(few, 960)
+APPEND_KERNEL(runs, 24)
+APPEND_KERNEL(runs, 150)
+APPEND_KERNEL(runs, 500)
 
 extern "C" __global__ void __launch_bounds__(WARPS *WARP) gpu_append_check(const gpu_append_args args)
 {

@@ -16,9 +16,12 @@
 
 /* The kernels that every vendor provides, under these positions of its list. */
 enum gpu_function {
-    GPU_FN_APPEND,       /* struct gpu_append_args; a row per wave */
-    GPU_FN_APPEND_FEW,   /* struct gpu_append_few */
-    GPU_FN_APPEND_RUNS,  /* struct gpu_append_runs */
+    GPU_FN_APPEND,        /* struct gpu_append_args; a row per wave */
+    GPU_FN_APPEND_FEW_64, /* struct gpu_append_few, the front with that many slots */
+    GPU_FN_APPEND_FEW_960,
+    GPU_FN_APPEND_RUNS_24, /* struct gpu_append_runs, the front with that many runs */
+    GPU_FN_APPEND_RUNS_150,
+    GPU_FN_APPEND_RUNS_500,
     GPU_FN_APPEND_CHECK, /* struct gpu_append_args: lowers first_bad, writes nothing else */
     GPU_FN_READ,         /* struct gpu_read_args; two rows per wave */
     GPU_FN_CLEAN,        /* struct gpu_clean_args; an entry per thread */

@@ -22,7 +22,8 @@ struct gpu_append_args {
 };
 DSK_STATIC_ASSERT(sizeof(struct gpu_append_args) == 80, "append arguments");
 
-/* The same with the slots inside, within the 4 KiB that a launch may carry. */
+/* The same with the slots inside, within the 4 KiB that every launch may carry. Kernels for fewer slots take the front
+ * alone: parameters cost the host time. */
 #define GPU_FEW_SLOTS 960
 struct gpu_append_few {
     struct gpu_append_args args;
@@ -30,13 +31,17 @@ struct gpu_append_few {
 };
 DSK_STATIC_ASSERT(sizeof(struct gpu_append_few) <= 4096, "parameters of one launch");
 
-/* The same where slots come in few runs of neighbours: run k is rows [rows[k], rows[k + 1]) at slots[k] and on. */
+/* The same where slots come in few runs of neighbours: run k is rows [runs[k].row, runs[k + 1].row) at slot and on. */
+struct gpu_run {
+    int32_t row;
+    int32_t slot;
+};
 #define GPU_MAX_RUNS 500
 struct gpu_append_runs {
     struct gpu_append_args args;
     int32_t n_runs;
-    int32_t rows[GPU_MAX_RUNS];
-    int32_t slots[GPU_MAX_RUNS];
+    int32_t reserved;
+    struct gpu_run runs[GPU_MAX_RUNS]; /* a kernel for fewer takes the front alone */
 };
 DSK_STATIC_ASSERT(sizeof(struct gpu_append_runs) <= 4096, "parameters of one launch");
 

@@ -100,7 +100,8 @@ static dsk_status append_few(struct gpu_stream *stream, const struct dsk_append_
     few.args = append_args(args, 0, args->n_rows);
     memcpy(few.slots, args->slots, 4 * (size_t)args->n_rows);
     supersede(stream->slot_table, few.slots, args->n_rows);
-    return dsk_gpu_launch(stream, GPU_FN_APPEND_FEW, &dims, &few, err);
+    return dsk_gpu_launch(stream, args->n_rows <= 64 ? GPU_FN_APPEND_FEW_64 : GPU_FN_APPEND_FEW_960, &dims,
+                          &few, err);
 }
 
 /* Is slots[i + j] == slots[i] + j for all j < n? No branches: it vectorises. */
@@ -113,31 +114,37 @@ static bool is_run(const int32_t *slots, int32_t n)
     return is_odd == 0;
 }
 
-/* The batch as runs of neighbours, a page's length looked at in one go. false: they are too many, or a slot is -1. */
-static bool find_runs(struct gpu_append_runs *runs, const int32_t *slots, int32_t n)
+/* How many of n rows, at least 1, make one run from *slots on: of neighbours, or of rows to skip. */
+static int32_t run_length(const int32_t *slots, int32_t n)
 {
-    int64_t next = 0; /* the slot that continues the last run */
+    int32_t most = n < DSK_PAGE_TOKENS ? n : DSK_PAGE_TOKENS, length = 1;
+
+    if (slots[0] >= 0 && is_run(slots, most)) /* a page's length in one go */
+        return most;
+    while (length < most && slots[length] == (slots[0] < 0 ? slots[0] : (int64_t)slots[0] + length))
+        length++;
+    return length;
+}
+
+/* Rows as runs, as many as there is room for; returns how many rows those are. */
+static int32_t find_runs(struct gpu_append_runs *runs, const int32_t *slots, int32_t n)
+{
+    int64_t next = INT64_MIN; /* the slot that continues the last run */
+    int32_t i = 0;
 
     runs->n_runs = 0;
-    for (int32_t i = 0; i < n;) {
-        int32_t length = n - i < DSK_PAGE_TOKENS ? n - i : DSK_PAGE_TOKENS;
+    while (i < n) {
+        int32_t length = run_length(slots + i, n - i);
 
-        if (!is_run(slots + i, length)) {
-            for (length = 1; slots[i + length] == (int64_t)slots[i] + length; length++)
-                ; /* ends within what was looked at */
-        }
-        if (slots[i] < 0)
-            return false;
-        if (runs->n_runs == 0 || slots[i] != next) {
+        if (slots[i] != next) {
             if (runs->n_runs == GPU_MAX_RUNS)
-                return false;
-            runs->rows[runs->n_runs] = i;
-            runs->slots[runs->n_runs++] = slots[i];
+                break;
+            runs->runs[runs->n_runs++] = (struct gpu_run){i, slots[i]};
         }
-        next = (int64_t)slots[i] + length;
+        next = slots[i] < 0 ? slots[i] : (int64_t)slots[i] + length;
         i += length;
     }
-    return true;
+    return i;
 }
 
 static int compare_ranges(const void *a, const void *b)
@@ -147,44 +154,94 @@ static int compare_ranges(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Do no two runs share a slot? */
+#define PAGE_PLACES 2048 /* more than twice GPU_MAX_RUNS */
+
+/* Does each run keep to a page of its own? That is the usual case, and sorting costs more than a launch. */
+static bool have_own_pages(const int64_t *ranges, int32_t n)
+{
+    uint32_t pages[PAGE_PLACES] = {0}; /* page + 1 */
+
+    for (int32_t k = 0; k < n; k++) {
+        uint32_t first = (uint32_t)(ranges[k] >> 32), last = first + (uint32_t)(ranges[k] & INT32_MAX) - 1;
+        uint32_t page = first / DSK_PAGE_TOKENS, at = page * 2654435761u >> 21;
+
+        if (last / DSK_PAGE_TOKENS != page)
+            return false;
+        while (pages[at] != 0 && pages[at] != page + 1)
+            at = (at + 1) % PAGE_PLACES;
+        if (pages[at] != 0)
+            return false;
+        pages[at] = page + 1;
+    }
+    return true;
+}
+
+/* Do no two runs of these n_rows rows share a slot? */
 static bool are_disjoint(const struct gpu_append_runs *runs, int32_t n_rows)
 {
     int64_t ranges[GPU_MAX_RUNS]; /* first slot, then length: they sort as numbers */
     bool is_sorted = true;
+    int32_t n = 0;
 
     for (int32_t k = 0; k < runs->n_runs; k++) {
-        int32_t end = k + 1 < runs->n_runs ? runs->rows[k + 1] : n_rows;
+        int32_t end = k + 1 < runs->n_runs ? runs->runs[k + 1].row : n_rows;
 
-        ranges[k] = (int64_t)runs->slots[k] << 32 | (int64_t)(end - runs->rows[k]);
-        is_sorted = is_sorted && (k == 0 || ranges[k] > ranges[k - 1]);
+        if (runs->runs[k].slot < 0)
+            continue;
+        ranges[n] = (int64_t)runs->runs[k].slot << 32 | (int64_t)(end - runs->runs[k].row);
+        is_sorted = is_sorted && (n == 0 || ranges[n] > ranges[n - 1]);
+        n++;
     }
+    if (!is_sorted && have_own_pages(ranges, n))
+        return true;
     if (!is_sorted)
-        qsort(ranges, (size_t)runs->n_runs, sizeof(ranges[0]), compare_ranges);
-    for (int32_t k = 1; k < runs->n_runs; k++) {
+        qsort(ranges, (size_t)n, sizeof(ranges[0]), compare_ranges);
+    for (int32_t k = 1; k < n; k++) {
         if ((ranges[k - 1] >> 32) + (ranges[k - 1] & INT32_MAX) > ranges[k] >> 32)
             return false;
     }
     return true;
 }
 
-/* Sequences fill pages in order, so even large batches are few runs, which fit a launch's parameters: no copy. */
-static dsk_status append_runs(struct gpu_stream *stream, const struct dsk_append_args *args,
-                              struct gpu_append_runs *runs, struct dsk_err *err)
+/* The kernel with the least parameters that hold n runs. */
+static int32_t runs_of(int32_t n)
 {
-    const struct gpu_launch_dims dims = dims_of(stream, args->n_rows, ROWS_PER_BLOCK, GPU_BLOCK);
-
-    runs->args = append_args(args, 0, args->n_rows);
-    return dsk_gpu_launch(stream, GPU_FN_APPEND_RUNS, &dims, runs, err);
+    return n <= 24 ? GPU_FN_APPEND_RUNS_24 : n <= 150 ? GPU_FN_APPEND_RUNS_150 : GPU_FN_APPEND_RUNS_500;
 }
 
-/* One pass over the batch: the writing one, or the checking one that lowers stream->flag. */
-static dsk_status append_pass(struct gpu_stream *stream, const struct dsk_append_args *args, bool is_write,
-                              struct dsk_err *err)
+#define ROWS_PER_RUN 8 /* on average at least, or a copy of the slots is cheaper */
+
+/* Sequences fill pages in order, so even large batches are few runs, which fit a launch's parameters: no copy. Returns
+ * how many rows it launched; the rest are no such runs. */
+static dsk_status append_runs(struct gpu_stream *stream, const struct dsk_append_args *args,
+                              int32_t *n_done_p, struct dsk_err *err)
+{
+    struct gpu_append_runs runs;
+
+    for (*n_done_p = 0; *n_done_p < args->n_rows;) {
+        const int32_t n_left = args->n_rows - *n_done_p,
+                      n = find_runs(&runs, args->slots + *n_done_p, n_left);
+        const struct gpu_launch_dims dims = dims_of(stream, n, ROWS_PER_BLOCK, GPU_BLOCK);
+        dsk_status status;
+
+        if ((n < n_left && n < ROWS_PER_RUN * GPU_MAX_RUNS) || !are_disjoint(&runs, n))
+            return DSK_OK;
+        runs.args = append_args(args, *n_done_p, n);
+        status = dsk_gpu_launch(stream, runs_of(runs.n_runs), &dims, &runs, err);
+        if (status != DSK_OK)
+            return status;
+        *n_done_p += n;
+    }
+    return DSK_OK;
+}
+
+/* One pass over the batch from a row on: the writing one, or the checking one that lowers stream->flag. */
+static dsk_status append_pass(struct gpu_stream *stream, const struct dsk_append_args *args, int32_t from,
+                              bool is_write, struct dsk_err *err)
 {
     dsk_status status = DSK_OK;
 
-    for (int64_t first = 0; first < args->n_rows && status == DSK_OK; first += GPU_LAUNCH_SLOTS) {
+    for (int64_t first = from; first < args->n_rows && status == DSK_OK; first += GPU_LAUNCH_SLOTS) {
         int64_t n_left = args->n_rows - first;
         int32_t n = (int32_t)(n_left < GPU_LAUNCH_SLOTS ? n_left : GPU_LAUNCH_SLOTS);
         const struct gpu_launch_dims dims = dims_of(stream, n, ROWS_PER_BLOCK, GPU_BLOCK);
@@ -213,7 +270,7 @@ static dsk_status check_finite(struct gpu_stream *stream, const struct dsk_appen
     dsk_status status =
         dsk_gpu_work(gpu, driver->set(driver, stream->flag, 0x7f, 4, stream->handle), "mem_set", err);
 
-    if (status != DSK_OK || (status = append_pass(stream, args, false, err)) != DSK_OK
+    if (status != DSK_OK || (status = append_pass(stream, args, 0, false, err)) != DSK_OK
         || (status = dsk_gpu_ring_take(stream, 4, &host)) != DSK_OK
         || (status = dsk_gpu_work(gpu, driver->copy_out(driver, host, stream->flag, 4, stream->handle),
                                   "copy_out", err))
@@ -230,7 +287,7 @@ static dsk_status check_finite(struct gpu_stream *stream, const struct dsk_appen
 dsk_status dsk_gpu_append(struct dsk_stream *s, const struct dsk_append_args *args, struct dsk_err *err)
 {
     struct gpu_stream *stream = dsk_gpu_stream(s);
-    struct gpu_append_runs runs;
+    int32_t n_done = 0;
     dsk_status status = dsk_gpu_enter(dsk_gpu_device(s));
 
     if (status == DSK_OK && (args->flags & DSK_APPEND_STRICT) != 0)
@@ -239,9 +296,8 @@ dsk_status dsk_gpu_append(struct dsk_stream *s, const struct dsk_append_args *ar
         return status;
     if (args->n_rows <= GPU_FEW_SLOTS)
         return append_few(stream, args, err);
-    if (find_runs(&runs, args->slots, args->n_rows) && are_disjoint(&runs, args->n_rows))
-        return append_runs(stream, args, &runs, err);
-    return append_pass(stream, args, true, err);
+    status = append_runs(stream, args, &n_done, err);
+    return status != DSK_OK ? status : append_pass(stream, args, n_done, true, err);
 }
 
 /* ---- readers ----------------------------------------------------------------------------- */

@@ -284,6 +284,21 @@ static void append_templates(struct bench *b, struct data *d, const int32_t *slo
     must(dsk_append(b->s, &args, &err), &err, "append");
 }
 
+/* Every slot once: pages in random order, as a pool hands them out, each from its first slot to its last. */
+static void fill_slots(int32_t *slots, int64_t n_slots)
+{
+    struct ref64_rng rng = ref64_rng_init(5);
+
+    for (int64_t page = 0; page < n_slots / DSK_PAGE_TOKENS; page++) {
+        int64_t other = ref64_rng_below(&rng, page + 1);
+
+        slots[page * DSK_PAGE_TOKENS] = slots[other * DSK_PAGE_TOKENS];
+        slots[other * DSK_PAGE_TOKENS] = (int32_t)(page * DSK_PAGE_TOKENS);
+    }
+    for (int64_t i = 0; i < n_slots; i++)
+        slots[i] = slots[i / DSK_PAGE_TOKENS * DSK_PAGE_TOKENS] + (int32_t)(i % DSK_PAGE_TOKENS);
+}
+
 /* n_templates rows of bf16, then the pool filled with them over and over. */
 static void data_init(struct bench *b, struct data *d, const char *layout, int32_t n_templates)
 {
@@ -300,8 +315,7 @@ static void data_init(struct bench *b, struct data *d, const char *layout, int32
     d->kv.base = take(b, (uint64_t)n_slots * (uint64_t)d->layout->row_bytes);
     d->rows = upload_normal(b, (int64_t)n_templates * d->layout->d_qk, 1);
     d->slots = take_host(4 * (uint64_t)n_slots);
-    for (int64_t i = 0; i < n_slots; i++)
-        d->slots[i] = (int32_t)i;
+    fill_slots(d->slots, n_slots);
     for (int64_t i = 0; i < n_slots; i += N_TEMPLATES)
         append_templates(b, d, d->slots + i, N_TEMPLATES);
     sync(b);

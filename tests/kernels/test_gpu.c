@@ -218,7 +218,8 @@ START_TEST(append_of_runs_writes_the_bytes_of_the_cpu)
     static const struct {
         int n_runs, length;
         bool has_twice;
-    } cases[] = {{20, 64, false}, {20, 64, true}, {3, 700, false}, {700, 3, false}, {40, 50, true}};
+    } cases[] = {{20, 64, false}, {20, 64, true},  {1200, 64, true}, {130, 64, false},
+                 {3, 700, false}, {700, 3, false}, {40, 50, true}};
     struct gpu g;
 
     GPU_OPEN(&g, 0);
@@ -235,6 +236,8 @@ START_TEST(append_of_runs_writes_the_bytes_of_the_cpu)
         slots[i] = run * cases[_i].length + i % cases[_i].length;
         if (cases[_i].has_twice && i >= n_rows - cases[_i].length)
             slots[i] = 5 + i % cases[_i].length; /* across two of the others */
+        if (i % 997 > 960)
+            slots[i] = -1; /* and stretches to skip */
     }
     struct dsk_append_args args = {.kv = pool.kv,
                                    .rows = kit_addr(rows),
@@ -1119,7 +1122,7 @@ int test_suites(Suite **suites_p, int max)
     tcase_add_test(c, machine_without_a_device_says_why);
     tcase_add_test(c, device_says_what_it_is);
     tcase_add_loop_test(c, append_writes_the_bytes_of_the_cpu, 1, DSK_LAYOUT_COUNT);
-    tcase_add_loop_test(c, append_of_runs_writes_the_bytes_of_the_cpu, 0, 5);
+    tcase_add_loop_test(c, append_of_runs_writes_the_bytes_of_the_cpu, 0, 7);
     tcase_add_loop_test(c, strict_append_refuses_and_writes_nothing, 1, DSK_LAYOUT_COUNT);
     tcase_add_loop_test(c, readers_give_the_bits_of_the_cpu, 1, DSK_LAYOUT_COUNT);
     tcase_add_loop_test(c, gather_gives_the_bits_of_the_cpu, 1, DSK_LAYOUT_COUNT);

@@ -672,6 +672,7 @@ START_TEST(cancelled_while_waiting)
         wk_finish(&wk, &jobs[i]);
     ck_assert_int_eq(jobs[0].err.code, DSA_OK);
     ck_assert_int_eq(jobs[1].err.code, DSA_E_CANCELLED);
+    ck_assert_uint_lt(jobs[1].order, jobs[0].order); /* at once, not when its turn comes */
     ck_assert_int_eq(jobs[2].err.code, DSA_OK);
     ck_assert_uint_eq(wk_n_tokens(&wk, id), 4);
     free(rows);
@@ -928,6 +929,73 @@ START_TEST(a_running_worker_does_not)
 }
 END_TEST
 
+/* Where the worker has looked for work and found none, and is about to park: it can be held there once. */
+uint32_t __real_srv_batcher_next(struct srv_batcher *batcher, struct srv_batch_item *items);
+uint32_t __wrap_srv_batcher_next(struct srv_batcher *batcher, struct srv_batch_item *items);
+static atomic_bool hold_when_idle;
+static sem_t is_idle, go_on;
+
+uint32_t __wrap_srv_batcher_next(struct srv_batcher *batcher, struct srv_batch_item *items)
+{
+    uint32_t n = __real_srv_batcher_next(batcher, items);
+
+    if (n == 0 && atomic_exchange(&hold_when_idle, false)) {
+        sem_post(&is_idle);
+        while (sem_wait(&go_on) != 0)
+            ;
+    }
+    return n;
+}
+
+/* The kick finds the worker still running, so it does nothing; the job must be seen all the same. */
+START_TEST(a_job_that_comes_just_before_the_worker_parks)
+{
+    struct wk_job first, second;
+
+    sem_init(&is_idle, 0, 0);
+    sem_init(&go_on, 0, 0);
+    wk_park(&wk);
+    atomic_store(&hold_when_idle, true);
+    wk_job(&first, SRV_OP_STATS);
+    wk_submit(&wk, &first);
+    srv_worker_kick(wk.worker);
+    ck_assert(kit_wait(&is_idle));
+    wk_job(&second, SRV_OP_STATS);
+    wk_submit(&wk, &second);
+    ck_assert(!srv_worker_try_step(wk.worker));
+    srv_worker_kick(wk.worker);
+    sem_post(&go_on);
+    wk_finish(&wk, &second);
+    ck_assert(first.is_done);
+    sem_destroy(&is_idle);
+    sem_destroy(&go_on);
+}
+END_TEST
+
+START_TEST(a_cancel_that_comes_just_before_the_worker_parks)
+{
+    struct wk_job first, second;
+
+    sem_init(&is_idle, 0, 0);
+    sem_init(&go_on, 0, 0);
+    wk_park(&wk);
+    atomic_store(&hold_when_idle, true);
+    wk_job(&first, SRV_OP_STATS);
+    wk_submit(&wk, &first);
+    srv_worker_kick(wk.worker);
+    ck_assert(kit_wait(&is_idle));
+    wk_job(&second, SRV_OP_STATS);
+    atomic_store_explicit(&second.job.cancelled, true, memory_order_relaxed);
+    wk_submit(&wk, &second);
+    srv_worker_note_cancel(wk.worker);
+    sem_post(&go_on);
+    wk_finish(&wk, &second);
+    ck_assert_int_eq(second.err.code, DSA_E_CANCELLED);
+    sem_destroy(&is_idle);
+    sem_destroy(&go_on);
+}
+END_TEST
+
 /* Kicks and borrowed steps meet a worker that is just about to park, thousands of times; a lost one hangs. */
 START_TEST(no_kick_is_lost)
 {
@@ -947,6 +1015,8 @@ START_TEST(no_kick_is_lost)
             atomic_signal_fence(memory_order_seq_cst);
         if (wk_random(3) > 0 || !srv_worker_try_step(wk.worker))
             srv_worker_kick(wk.worker);
+        for (unsigned k = 0; i % 2 == 0 && k < 20000 && !jobs[n - 1].is_done; k++)
+            wk_poll(&wk); /* awake, so that the next kick comes while the worker is on its way to bed */
         if (wk_random(8) == 0)
             srv_worker_note_cancel(wk.worker); /* nothing is cancelled: only a reason to look */
         for (unsigned k = 0; k < n; k++)
@@ -1074,6 +1144,8 @@ int test_suites(Suite **suites_p, int max)
     tcase_add_test(pages, a_full_pool_leaves_sequences_intact);
     tcase_add_test(turns, a_parked_worker_lends_its_place);
     tcase_add_test(turns, a_running_worker_does_not);
+    tcase_add_test(turns, a_job_that_comes_just_before_the_worker_parks);
+    tcase_add_test(turns, a_cancel_that_comes_just_before_the_worker_parks);
     tcase_add_test(turns, no_kick_is_lost);
     tcase_add_test(turns, a_lost_device_fails_its_jobs_and_gives_pages_back);
     tcase_set_timeout(layouts, 60);

@@ -117,6 +117,14 @@ static void note_piece(struct srv_piece *piece)
     }
 }
 
+void wk_poll(struct wk *wk)
+{
+    struct srv_piece *piece;
+
+    while ((piece = srv_worker_pop(wk->worker)) != NULL)
+        note_piece(piece);
+}
+
 struct srv_piece *wk_next(struct wk *wk)
 {
     struct srv_piece *piece;

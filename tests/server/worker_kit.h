@@ -45,6 +45,7 @@ struct wk_job {
 void wk_job(struct wk_job *j, enum srv_op op);
 void wk_access(struct wk_job *j, uint64_t sequence, bool is_write);
 void wk_submit(struct wk *wk, struct wk_job *j); /* no kick */
+void wk_poll(struct wk *wk);                     /* takes the pieces that are there */
 /* Waits for the next piece as L does: looks, says that it sleeps, looks again, sleeps. */
 struct srv_piece *wk_next(struct wk *wk);
 void wk_finish(struct wk *wk, struct wk_job *j);    /* takes pieces until j is done */
