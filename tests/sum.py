@@ -5,8 +5,18 @@ COUNTS. A program that failed, or that closed without its line, counts as at lea
 import re
 import sys
 import xml.etree.ElementTree as ElementTree
+from collections import Counter
 
 CLOSING = re.compile(r"^(\d+) passed, (\d+) failed(?:, (\d+) skipped)?\s*$", re.M)
+
+
+def skips(output):
+    """The tests skipped, by reason: {reason: ["name", "name x3"]}"""
+    by_reason = {}
+    for name, reason in re.findall(r"^SKIP ([^:]+): (.*)$", output, re.M):
+        by_reason.setdefault(reason, Counter())[re.sub("_fn$", "", name)] += 1
+    return {reason: [name if n == 1 else "%s x%d" % (name, n) for name, n in names.items()]
+            for reason, names in by_reason.items()}
 
 
 def main(junit, counts):
@@ -26,9 +36,8 @@ def main(junit, counts):
             count[1] = 1
         print("%-28s %4d passed, %d failed, %d skipped  %6.1f s%s"
               % (case.get("name"), *count, float(case.get("time") or 0), what))
-        for line in output.split("\n"):
-            if line.startswith("SKIP"):
-                print("    " + line)
+        for reason, names in skips(output).items():
+            print("    SKIP %s: %s" % (", ".join(names), reason))
         if count[1] > 0:
             print("---- output of %s\n%s\n----" % (case.get("name"), output.strip()))
         total = [a + b for a, b in zip(total, count)]
