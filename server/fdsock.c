@@ -15,6 +15,7 @@
 #include "server/loop.h"
 
 #define OFFERS_A_ROUND 16
+#define CLOSING_ROOM   64 /* peers that were closed in this round and still hold their descriptor */
 
 struct peer {
     uv_poll_t poll;
@@ -220,8 +221,7 @@ dsa_status srv_fdsock_open(struct srv_loop *loop, const struct srv_fdsock_config
         .unix_path = config->path,
         .socket_type = SOCK_SEQPACKET,
         .mode = config->mode,
-        .max_connections =
-            config->max_connections * 2, /* the cap is kept in on_accept; closing ones count here too */
+        .max_connections = config->max_connections + CLOSING_ROOM, /* on_accept keeps the cap */
         .accept = on_accept,
         .arg = fdsock,
     };
