@@ -757,6 +757,7 @@ def full_queue_is_refused_with_a_hint(server, rng):
         expected = s.attend(sequence, q, indices).out_bits
         blocker.session.stream.wait(running)
         running = blocker.start()
+        blocker.session.stream.wait_until_read()  # it has its place before the others fill the queue
         streams = [AttendStream(s) for _ in range(4)]
         asked = [(st, st.attend(sequence, q, indices, wait=False)) for _ in range(50) for st in streams]
         checks = []
