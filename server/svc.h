@@ -8,6 +8,7 @@
 
 #include "server/config.h"
 #include "server/core/handle.h"
+#include "server/core/rules.h"
 #include "server/core/session.h"
 #include "server/job.h"
 #include "server/rpc.h"
@@ -75,6 +76,8 @@ struct svc {
     const struct dsk_layout *layout;
     uint32_t n_pages;
     uint32_t write_rule;
+    struct srv_rule_query
+        last_served;       /* what the rules accepted last: models ask the same thing again and again */
     uint64_t inline_flops; /* largest job run on L; 0 for devices whose launches L would have to wait for */
     const char *fd_socket; /* path or "" */
     const char *version;

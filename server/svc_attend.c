@@ -352,6 +352,13 @@ static void name_field(struct srv_err *err)
         }
 }
 
+/* The device and the layout are the pool's, the same for all. */
+static bool is_same_query(const struct srv_rule_query *a, const struct srv_rule_query *b)
+{
+    return a->q_dtype == b->q_dtype && a->d_qk == b->d_qk && a->h_q == b->h_q && a->phase == b->phase
+           && a->context_parallel == b->context_parallel && a->host_tier == b->host_tier;
+}
+
 /* The table of support rules has the last word on what is served. */
 static dsa_status check_rules(const struct svc_request *request, const Dsa__V1__AttendOp *op,
                               struct srv_err *err)
@@ -376,8 +383,12 @@ static dsa_status check_rules(const struct svc_request *request, const Dsa__V1__
     query.d_qk = op->q->shape[2] <= UINT32_MAX ? (uint32_t)op->q->shape[2] : UINT32_MAX;
     if (uses_region(op->q) || uses_region(op->indices) || (op->out && op->out->region))
         query.host_tier = SRV_TIER_MEMFD;
+    if (is_same_query(&query, &request->svc->last_served))
+        return DSA_OK;
     rc = srv_rules_check_attend(&query, err);
-    if (rc != DSA_OK && err)
+    if (rc == DSA_OK)
+        request->svc->last_served = query;
+    else if (err)
         name_field(err);
     return rc;
 }

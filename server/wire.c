@@ -299,10 +299,13 @@ static dsa_status resolve_region(const struct wire_regions *in, const Dsa__V1__R
         return srv_fail(err, DSA_E_BAD_RANGE, path(field, "region.offset", -1), "%" PRIu64, slice->offset,
                         "must be a multiple of the element's %" PRIu32 " bytes", elem);
     rc = srv_region_get(in->regions, in->session, slice->region_id.data, slice->region_id.len, slice->offset,
-                        span, want_write, path(field, "region", -1), &out_p->region, &at, err);
+                        span, want_write, "region", &out_p->region, &at, err);
 
     if (rc == DSA_OK)
         out_p->data = at;
+    else
+        srv_err_prefix(
+            err, path(field, "", -1)); /* only now: a path costs more than all the checks of a good tensor */
     return rc;
 }
 
