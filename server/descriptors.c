@@ -5,6 +5,7 @@
 
 #include "dsa_descriptors.h"
 #include "google/protobuf/descriptor.pb-c.h"
+#include "server/wire.h"
 
 struct file {
     struct srv_proto_file raw;
@@ -13,22 +14,6 @@ struct file {
 
 static struct file files[SRV_MAX_FILES];
 static size_t n_files;
-
-static bool read_varint(const uint8_t **at, const uint8_t *end, uint64_t *value_p)
-{
-    uint64_t value = 0;
-
-    for (unsigned shift = 0; shift < 64 && *at < end; shift += 7) {
-        uint8_t byte = *(*at)++;
-
-        value |= (uint64_t)(byte & 0x7f) << shift;
-        if (!(byte & 0x80)) {
-            *value_p = value;
-            return true;
-        }
-    }
-    return false;
-}
 
 /* A FileDescriptorSet is a run of field 1, length, bytes. */
 bool srv_descriptors_load(void)
@@ -41,7 +26,7 @@ bool srv_descriptors_load(void)
         struct file *file = &files[n_files];
         uint64_t tag, n;
 
-        if (!read_varint(&at, end, &tag) || tag != 0x0a || !read_varint(&at, end, &n)
+        if (!wire_varint(&at, end, &tag) || tag != 0x0a || !wire_varint(&at, end, &n)
             || n > (uint64_t)(end - at))
             return false;
         file->raw.bytes = at;

@@ -121,7 +121,7 @@ void *wire_arena_get(struct wire_arena *arena, size_t n)
     return at;
 }
 
-static bool read_varint(const uint8_t **at, const uint8_t *end, uint64_t *value_p)
+bool wire_varint(const uint8_t **at, const uint8_t *end, uint64_t *value_p)
 {
     uint64_t value = 0;
 
@@ -142,10 +142,10 @@ uint64_t wire_peek(const uint8_t *bytes, size_t n, uint32_t field)
     const uint8_t *at = bytes, *end = bytes + n;
     uint64_t tag, value;
 
-    while (at < end && read_varint(&at, end, &tag)) {
+    while (at < end && wire_varint(&at, end, &tag)) {
         switch (tag & 7) {
         case 0:
-            if (!read_varint(&at, end, &value))
+            if (!wire_varint(&at, end, &value))
                 return 0;
             if (tag >> 3 == field)
                 return value;
@@ -158,7 +158,7 @@ uint64_t wire_peek(const uint8_t *bytes, size_t n, uint32_t field)
             at += value;
             break;
         case 2:
-            if (!read_varint(&at, end, &value) || value > (uint64_t)(end - at))
+            if (!wire_varint(&at, end, &value) || value > (uint64_t)(end - at))
                 return 0;
             at += value;
             break;

@@ -29,6 +29,9 @@ struct wire_arena *
 wire_arena_create(void); /* an empty one, for requests without a message; NULL: no memory */
 void wire_arena_free(struct wire_arena *arena); /* NULL is fine */
 
+/* Reads a varint at *at and moves past it. False: it does not end before `end`, or has more than 64 bits. */
+bool wire_varint(const uint8_t **at, const uint8_t *end, uint64_t *value_p);
+
 /* The value of a varint field at the top of a packed message that will not be unpacked; 0 if it is not there. */
 uint64_t wire_peek(const uint8_t *bytes, size_t n, uint32_t field);
 
