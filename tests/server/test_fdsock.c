@@ -239,10 +239,10 @@ START_TEST(clients_that_go_early_leave_nothing)
 
     close(client);
     kit_loop_call(&k, do_nothing, NULL);
+    offered.answer = DSA_E_NO_SESSION; /* before the first offer: from then on it is L's to read */
     for (int i = 0; i < 8; i++) {
         struct dsa_fd_offer offer = make_offer((uint64_t)i + 1);
 
-        offered.answer = DSA_E_NO_SESSION;
         client = kit_connect(path, SOCK_SEQPACKET);
         ck_assert_int_ge(client, 0);
         if (i % 3 > 0)
