@@ -250,27 +250,25 @@ static dsa_status parse_segments(struct svc_request *request, const Dsa__V1__Att
     const struct srv_config *config = request->svc->config;
     uint64_t n_rows = 0;
 
-    if (op->n_segments == 0 || op->n_segments > config->max_segments)
-        return srv_fail(err, op->n_segments == 0 ? DSA_E_BAD_REQUEST : DSA_E_TOO_LARGE, "attend.segments",
-                        "%zu", op->n_segments, "1 to %" PRIu64 " segments", config->max_segments);
+    if (op->n_segments > config->max_segments)
+        return srv_fail(err, DSA_E_TOO_LARGE, "attend.segments", "%zu", op->n_segments,
+                        "at most %" PRIu64 " segments", config->max_segments);
     attend->segments = wire_arena_get(request->arena, sizeof(*attend->segments) * op->n_segments);
     if (!attend->segments)
         return srv_fail(err, DSA_E_NO_MEMORY, "attend.segments", "%zu", op->n_segments, "no memory");
     for (size_t i = 0; i < op->n_segments; i++) {
         if (op->segments[i]->n_rows == 0)
-            return srv_fail(err, DSA_E_BAD_REQUEST, segment_field(i, "n_rows"), "%d", 0,
-                            "a segment has at least one row");
+            continue;
         if (op->segments[i]->sequence_id == 0 && op->space != DSA__V1__INDEX_SPACE__INDEX_SPACE_PHYSICAL)
             return srv_fail(err, DSA_E_NOT_FOUND, segment_field(i, "sequence_id"), "%d", 0,
                             "no such sequence in this session");
-        attend->segments[i] =
+        attend->segments[attend->n_segments++] =
             (struct srv_job_segment){op->segments[i]->sequence_id, op->segments[i]->n_rows, (uint32_t)n_rows};
         n_rows += op->segments[i]->n_rows;
         if (n_rows > config->max_rows)
             return srv_fail(err, DSA_E_TOO_LARGE, "attend.segments", "%" PRIu64 " rows", n_rows,
                             "at most %" PRIu64 " query rows in one request", config->max_rows);
     }
-    attend->n_segments = (uint32_t)op->n_segments;
     attend->n_rows = (uint32_t)n_rows;
     return DSA_OK;
 }
@@ -576,9 +574,11 @@ static dsa_status submit_attend(struct svc_request *request, const Dsa__V1__Atte
         (attend->n_rows + (uint32_t)config->chunk_rows - 1) / (uint32_t)config->chunk_rows, err);
 }
 
-static dsa_status submit_append(struct svc_request *request, const Dsa__V1__AppendOp *op, struct srv_err *err)
+/* prefix: of the op's fields in the request, for errors. */
+static dsa_status submit_append(struct svc_request *request, const Dsa__V1__AppendOp *op, const char *prefix,
+                                struct srv_err *err)
 {
-    dsa_status rc = svc_parse_append(request, op, "append.", &request->job.u.append, err);
+    dsa_status rc = svc_parse_append(request, op, prefix, &request->job.u.append, err);
 
     if (rc != DSA_OK)
         return rc;
@@ -587,6 +587,58 @@ static dsa_status submit_append(struct svc_request *request, const Dsa__V1__Appe
         return srv_fail(err, DSA_E_NO_MEMORY, "", "%s", "", "no memory for the request");
     *request->job.accesses = (struct srv_batch_access){op->sequence_id, true};
     return svc_request_submit(request, 1, 1, err);
+}
+
+/* ---- requests without rows -------------------------------------------------------------------------- */
+
+static bool has_rows(const Dsa__V1__AttendOp *op)
+{
+    for (size_t i = 0; i < op->n_segments; i++)
+        if (op->segments[i]->n_rows > 0)
+            return true;
+    return false;
+}
+
+/* Tensors may be left out, but none may bring rows that nobody asked for. */
+static dsa_status check_no_rows(const Dsa__V1__AttendOp *op, struct srv_err *err)
+{
+    const struct {
+        const Dsa__V1__Tensor *tensor;
+        const char *field;
+    } inputs[] = {{op->q, "attend.q.shape[0]"},
+                  {op->indices, "attend.indices.shape[0]"},
+                  {op->lengths, "attend.lengths.shape[0]"}};
+
+    for (size_t i = 0; i < sizeof(inputs) / sizeof(inputs[0]); i++)
+        if (inputs[i].tensor && inputs[i].tensor->n_shape > 0 && inputs[i].tensor->shape[0] != 0)
+            return srv_fail(err, DSA_E_BAD_SHAPE, inputs[i].field, "%" PRIu64,
+                            (uint64_t)inputs[i].tensor->shape[0], "the segments have no rows");
+    return DSA_OK;
+}
+
+/* What an attend without rows has left to do is its append, if it has one: then the request is one. */
+static dsa_status submit_no_rows(struct svc_request *request, const Dsa__V1__AttendOp *op,
+                                 struct srv_err *err)
+{
+    dsa_status rc;
+
+    if ((rc = parse_scalars(request, op, err)) != DSA_OK || (rc = parse_segments(request, op, err)) != DSA_OK
+        || (rc = check_no_rows(op, err)) != DSA_OK || !op->append)
+        return rc;
+    request->job.op = SRV_OP_APPEND;
+    memset(&request->job.u, 0, sizeof(request->job.u));
+    return submit_append(request, op->append, "attend.append.", err);
+}
+
+/* A step in which no sequence has a row is no error. There is nothing to launch, so it is answered at once. */
+static void answer_no_rows(struct stream *stream, uint64_t request_id)
+{
+    Dsa__V1__AttendReply reply = DSA__V1__ATTEND_REPLY__INIT;
+
+    stream->svc->counters.n_requests++;
+    reply.request_id = request_id;
+    reply.last = true;
+    send_reply(stream, &reply);
 }
 
 /* ---- the stream ------------------------------------------------------------------------------------ */
@@ -642,6 +694,8 @@ static dsa_status begin_request(struct stream *stream, struct svc_lease *lease,
                                 uint64_t message_bytes, struct srv_err *err)
 {
     bool is_attend = message->op_case == DSA__V1__ATTEND_REQUEST__OP_ATTEND;
+    bool is_empty = is_attend && !has_rows(message->attend);
+    bool has_work = !is_empty || message->attend->append;
     struct svc_request *request =
         svc_request_create(lease, arena, NULL, is_attend ? SRV_OP_ATTEND : SRV_OP_APPEND);
     struct srv_job *job;
@@ -657,12 +711,19 @@ static dsa_status begin_request(struct stream *stream, struct svc_lease *lease,
     if (message->deadline_us > 0
         && __builtin_add_overflow(job->arrival_us, message->deadline_us, &job->node.deadline_us))
         job->node.deadline_us = UINT64_MAX;
-    rc = is_attend ? submit_attend(request, message->attend, err)
-                   : submit_append(request, message->append, err);
-    if (rc == DSA_OK)
-        add_request(stream, request);
+    if (!is_attend)
+        rc = submit_append(request, message->append, "append.", err);
+    else if (is_empty)
+        rc = submit_no_rows(request, message->attend, err);
     else
-        svc_request_free(request);
+        rc = submit_attend(request, message->attend, err);
+    if (rc == DSA_OK && has_work) {
+        add_request(stream, request);
+        return rc;
+    }
+    if (rc == DSA_OK)
+        answer_no_rows(stream, message->request_id);
+    svc_request_free(request); /* and the message, which lies in its arena */
     return rc;
 }
 

@@ -1522,6 +1522,56 @@ def poison_is_never_read(server, rng):
         truth(len(held) == 15, "pages held %r" % held)
 
 
+# ---- steps without rows ----
+
+
+def only_reply(stream, op):
+    """The raw reply to a request that is alone on its stream."""
+    request_id = stream.send(attend=op)
+    reply = stream.bidi.recv(30 * SLOW)
+    equal(reply.request_id, request_id)
+    return reply
+
+
+@test()
+def a_step_without_rows_is_answered_at_once(server, rng):
+    """GRAPH-02: no rows: OK, empty, and nothing is launched. Empty segments among others are passed over."""
+    scalars = {"softmax_scale": 0.05, "space": pb.INDEX_SPACE_LOGICAL}
+    with server.session() as s:
+        sequence = s.create()
+        s.append(sequence, random_rows(rng, 20))
+        kv = s.export(sequence, dtype=pb.DTYPE_BF16)
+        launches = server.control.stats().n_batches
+        empty_q = pb.Tensor(dtype=pb.DTYPE_BF16, shape=[0, 8, MAIN.d_qk])
+        empty_segments = [pb.Segment(sequence_id=sequence)] * 3
+        for op in (
+            pb.AttendOp(**scalars),
+            pb.AttendOp(segments=empty_segments, q=empty_q, want_lse=True, **scalars),
+        ):
+            reply = only_reply(s.stream, op)
+            truth(reply.last and not reply.HasField("status"), "answered: %s" % reply)
+            equal((reply.n_rows, reply.out, reply.lse), (0, b"", b""))
+        equal(server.control.stats().n_batches, launches, "launches")
+
+        q, indices = random_q(rng, 3, 8), random_indices(rng, 3, 16, 20)
+        result = s.attend([(sequence, 0), (sequence, 1), (sequence, 0), (sequence, 2)], q, indices)
+        check_attend(result, *attend_reference(MAIN, q, kv, indices, 0.05), "between empty ones")
+
+        tensors = {"q": inline(q), "indices": inline(indices), "lengths": inline(np.zeros(3, np.int32))}
+        for name, tensor in tensors.items():
+            status = only_reply(s.stream, pb.AttendOp(**{name: tensor}, **scalars)).status
+            equal((status.reason, status.field), ("BAD_SHAPE", "attend.%s.shape[0]" % name))
+        equal(only_reply(s.stream, pb.AttendOp()).status.field, "attend.softmax_scale", "scalars count")
+
+        more = pb.AppendOp(sequence_id=sequence, rows=inline(random_rows(rng, 5)))
+        reply = only_reply(s.stream, pb.AttendOp(append=more, **scalars))
+        truth(reply.last and not reply.HasField("status"), "appended: %s" % reply)
+        equal((reply.n_rows, reply.n_tokens), (0, 25), "its append is done")
+        more.layer = 99
+        reply = only_reply(s.stream, pb.AttendOp(append=more, **scalars))
+        equal(reply.status.field, "attend.append.layer")
+
+
 # ---- limits at the door ----
 
 
@@ -1561,13 +1611,6 @@ def every_limit_holds(server, rng):
                 lambda: s.attend([(sequence, count), (sequence, 2)], q8, i8), "TOO_LARGE", "attend.segments"
             )
         expect_refusal(lambda: s.attend([(sequence, 2)] * 4, q8, i8), "TOO_LARGE", "attend.segments", 4)
-        expect_refusal(lambda: s.attend([], q8, i8), "BAD_REQUEST", "attend.segments", 0)
-        expect_refusal(
-            lambda: s.attend([(sequence, 8), (sequence, 0)], q8, i8),
-            "BAD_REQUEST",
-            "attend.segments[1].n_rows",
-            0,
-        )
         expect_refusal(
             lambda: s.attend(sequence, q8, random_indices(rng, 8, 101, 32)),
             "TOO_LARGE",
