@@ -82,7 +82,7 @@ static const struct option_row options[] = {
            "unanswered requests of one stream"),
     NUMBER(OPT_UINT, "max-queue", max_queue, "4096", 1, 16384, NULL, "jobs waiting for one device"),
     NUMBER(OPT_BYTES, "max-queue-bytes", max_queue_bytes, "1GiB", 1048576, UINT64_C(1) << 40, NULL,
-           "memory of waiting requests: their messages and inline results"),
+           "memory of requests: their messages, and inline results until they are read"),
     NUMBER(OPT_UINT, "max-streams", max_streams, "256", 1, 65536, NULL, "concurrent calls of one connection"),
     NUMBER(OPT_UINT, "chunk-rows", chunk_rows, "0", 0, 65536, NULL,
            "rows of one piece of a long answer (0: 16 on the CPU, 64 on a GPU)"),

@@ -78,6 +78,7 @@ struct rpc {
     grpc_channel *lame; /* doorbells are calls on it */
     struct arm *arms;   /* armed slots */
     struct rpc_call *calls;
+    size_t queued_bytes; /* of all calls */
     struct rpc_call *readers;
     struct tag shutdown_tag;
     struct tag ring_tag; /* of every bell: a ring may be taken after its bell is gone */
@@ -228,13 +229,19 @@ static void message_free(struct rpc_message *message)
     free(message);
 }
 
+static void uncount(struct rpc_call *call, size_t n)
+{
+    call->queued_bytes -= n;
+    call->rpc->queued_bytes -= n;
+}
+
 static void drop_queue(struct rpc_call *call)
 {
     struct rpc_message *message;
 
     while ((message = call->first) != NULL) {
         call->first = message->next;
-        call->queued_bytes -= GRPC_SLICE_LENGTH(message->slice);
+        uncount(call, GRPC_SLICE_LENGTH(message->slice));
         message_free(message);
     }
     call->last = NULL;
@@ -252,6 +259,7 @@ void rpc_send(struct rpc_call *call, struct rpc_message *message)
         call->first = message;
     call->last = message;
     call->queued_bytes += GRPC_SLICE_LENGTH(message->slice);
+    call->rpc->queued_bytes += GRPC_SLICE_LENGTH(message->slice);
     /* A unary answer waits for rpc_finish, which sends it in one batch with the status. */
     if (call->method->shape != RPC_UNARY)
         start_send(call);
@@ -328,7 +336,7 @@ static void on_sent(struct tag *tag, bool ok)
     struct rpc_call *call = (struct rpc_call *)((char *)tag - offsetof(struct rpc_call, send_tag));
 
     call->is_sending = false;
-    call->queued_bytes -= call->sending_bytes;
+    uncount(call, call->sending_bytes);
     call->sending_bytes = 0;
     if (!ok) {
         call->send_failed = true;
@@ -345,7 +353,7 @@ static void on_finished(struct tag *tag, bool ok)
     struct rpc_call *call = (struct rpc_call *)((char *)tag - offsetof(struct rpc_call, finish_tag));
 
     (void)ok;
-    call->queued_bytes -= call->sending_bytes;
+    uncount(call, call->sending_bytes);
     call->sending_bytes = 0;
     call->send_since_us = 0;
     call_unref(call);
@@ -373,6 +381,11 @@ bool rpc_is_finished(const struct rpc_call *call)
 size_t rpc_queued_bytes(const struct rpc_call *call)
 {
     return call->queued_bytes;
+}
+
+size_t rpc_all_queued_bytes(const struct rpc *rpc)
+{
+    return rpc->queued_bytes;
 }
 
 /* ---- beginning and end of a call ---------------------------------------------------------------- */

@@ -108,6 +108,7 @@ bool rpc_is_finished(const struct rpc_call *call); /* finish was called, or the 
 /* STREAM: ask for the next message; harmless when one is asked for. Takes effect with the next rpc_flush. */
 void rpc_read_next(struct rpc_call *call);
 size_t rpc_queued_bytes(const struct rpc_call *call);
+size_t rpc_all_queued_bytes(const struct rpc *rpc); /* of all calls */
 
 /* gRPC's own log lines go to the server's log, and its lock-order detector is set as production wants. Once, before
  * rpc_create and before any thread is started. [main] */

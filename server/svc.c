@@ -230,6 +230,7 @@ static dsa_status admit(const struct svc_request *request, uint32_t n_pieces, st
 {
     struct svc *svc = request->svc;
     enum srv_op op = request->job.op;
+    uint64_t held = svc->waiting_bytes;
 
     if (op == SRV_OP_STATS)
         return DSA_OK;
@@ -237,9 +238,13 @@ static dsa_status admit(const struct svc_request *request, uint32_t n_pieces, st
         return srv_fail(err, DSA_E_DRAINING, "", "%s", "", "the server is going down");
     if (srv_worker_is_lost(svc->worker))
         return srv_fail(err, DSA_E_DEVICE_LOST, "", "%s", "", "the device failed; restart the server");
-    if (svc->waiting_bytes + request->bytes > svc->config->max_queue_bytes && svc->n_jobs > 0) {
-        srv_fail(err, DSA_E_QUEUE_FULL, "", "%" PRIu64 " bytes", svc->waiting_bytes,
-                 "messages and inline results of waiting requests may take %" PRIu64 " bytes; use regions",
+    /* What clients have not read is memory too. It holds back only who would add to it: results by region go on. */
+    if (request->buffer && !request->is_begun)
+        held += rpc_all_queued_bytes(svc->rpc);
+    if (held > 0 && held + request->bytes > svc->config->max_queue_bytes) {
+        srv_fail(err, DSA_E_QUEUE_FULL, "", "%" PRIu64 " bytes", held,
+                 "messages and inline results that wait or are not yet read may take %" PRIu64
+                 " bytes; use regions",
                  svc->config->max_queue_bytes);
         err->retry_after_us = 1000;
         return DSA_E_QUEUE_FULL;
