@@ -98,10 +98,11 @@ float dsk_bf16_to_f32(uint16_t bits);
 #define DSK_DEVICE_HIP  3
 
 /* Instruction sets of the CPU device. AUTO takes the best the processor has. */
-#define DSK_ISA_AUTO    0
-#define DSK_ISA_GENERIC 1 /* portable C */
-#define DSK_ISA_AVX2    2 /* AVX2 + FMA + F16C */
-#define DSK_ISA_AVX512  3 /* AVX-512 F, BW, DQ, VL */
+#define DSK_ISA_AUTO        0
+#define DSK_ISA_GENERIC     1 /* portable C */
+#define DSK_ISA_AVX2        2 /* AVX2 + FMA + F16C */
+#define DSK_ISA_AVX512      3 /* AVX-512 F, BW, DQ, VL */
+#define DSK_ISA_AVX512_BF16 4 /* ... and BF16, VBMI */
 
 /* Flags of a GPU. Results stay within the same tolerances; they are for tests and for finding faults. */
 #define DSK_DEVICE_PORTABLE  1u /* only kernels that run on every architecture */

@@ -161,7 +161,7 @@ dsk_status dsk_check_config(const struct dsk_device_config *config, struct dsk_e
         return status;
     if ((status = check_flags(&at, config->flags, DSK_DEVICE_PORTABLE | DSK_DEVICE_NO_GRAPHS)) != DSK_OK)
         return status;
-    return check_range(&at, "isa", config->isa, DSK_ISA_AUTO, DSK_ISA_AVX512);
+    return check_range(&at, "isa", config->isa, DSK_ISA_AUTO, DSK_ISA_AVX512_BF16);
 }
 
 /* All -1 or below n_slots? No branches: it vectorises. */

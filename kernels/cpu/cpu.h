@@ -63,8 +63,15 @@ static inline int dsk_cpu_k_pitch(int d_qk)
  *   o      f32 [n_heads][d_v]
  * Each head's arithmetic is the same sequence of operations whatever block, range of heads or thread
  * computes it. */
+struct cpu_direct;
+
 struct cpu_isa {
     const char *name;
+    int32_t tile_small; /* tokens of a tile for up to CPU_SMALL_HEADS heads */
+    /* A tile straight from its rows: scores, softmax and accumulate without a dequantised copy. Returns which
+     * blocks of heads are done (bit i: heads 16 i ..); of the others nothing was written. 0: cannot, or a scale
+     * is beyond what this way gets right. Depends on the rows and the block's query alone. */
+    uint32_t (*direct)(const struct cpu_direct *job);
     /* One cache row as fp32: e4m3 * scale, exactly as the readers give it before they round. */
     void (*dequant)(const struct dsk_layout *layout, float raw_scale, const uint8_t *row, float *dst);
     void (*scores)(float *scores, const float *q, const float *k, int n_tokens, int d_qk, int n_heads);
@@ -79,12 +86,36 @@ struct cpu_isa {
     /* cpu_convert.h: the same bytes on every instruction set */
     void (*quantise)(const uint16_t *x, int n, float scale, uint8_t *dst);
     void (*round_bf16)(const float *x, int n, uint16_t *dst);
+    uint16_t (*max_bits)(const uint16_t *x, int n); /* the largest magnitude's bits; NaN is larger than all */
+    /* dst[i] = x[i] * factor, as fp32 or rounded to bf16; dst may start at any multiple of its element. */
+    void (*store_f32)(const float *x, float factor, int n, float *dst);
+    void (*store_bf16)(const float *x, float factor, int n, uint16_t *dst);
+};
+
+/* One tile for struct cpu_isa's direct; shapes as above, head 0 is the first of the range. */
+struct cpu_direct {
+    const struct dsk_layout *layout;
+    float raw_scale;
+    float softmax_scale;
+    const uint8_t *const
+        *rows; /* [n_tokens], then n_ahead that the next tile will use: asked for meanwhile */
+    int32_t n_tokens;
+    int32_t n_ahead;
+    int32_t n_heads;
+    bool is_first;         /* o is written, not added to */
+    const uint16_t *q;     /* bf16 [n_heads rounded up to 8][d_qk] */
+    const uint16_t *q_max; /* [H] largest bits of a block's |q|: infinities and NaN are the largest */
+    float *scores;
+    float *m, *l, *alpha;
+    float *o; /* [n_heads rounded up to 8][d_v]: rows past the last head are scratch */
 };
 
 extern const struct cpu_isa dsk_cpu_isa_generic;
 #if defined(__x86_64__)
 extern const struct cpu_isa dsk_cpu_isa_avx2;
 extern const struct cpu_isa dsk_cpu_isa_avx512;
+extern const struct cpu_isa dsk_cpu_isa_avx512_bf16; /* the same, but for direct */
+uint32_t dsk_cpu_direct_avx512_bf16(const struct cpu_direct *job);
 #endif
 
 /* ---- attention scratch (cpu_attend_row.c works on it) ---------------------------------------- */
@@ -113,9 +144,11 @@ struct cpu_q_key {
     int32_t n_heads;
 };
 
-/* Scratch of one thread. */
+/* Scratch of one thread. q is filled from q_bf16 when first needed. */
 struct cpu_worker {
     _Alignas(CPU_CACHE_LINE) float q[CPU_HEAD_BLOCKS * CPU_LANES * DSK_MAX_D_QK];
+    uint16_t q_bf16[DSK_MAX_HEADS * DSK_MAX_D_QK]; /* [n_heads][d_qk], as the client gave it */
+    uint16_t q_max[CPU_HEAD_BLOCKS];               /* see struct cpu_direct */
     float k[CPU_TILE * CPU_K_PITCH_MAX];
     float scores[CPU_HEAD_BLOCKS * CPU_TILE * CPU_LANES];
     float alpha[DSK_MAX_HEADS];
@@ -123,6 +156,7 @@ struct cpu_worker {
     struct cpu_state total;
     struct cpu_list list;
     struct cpu_q_key q_key;
+    bool is_q_unpacked; /* q holds what q_bf16 does */
 };
 
 /* Scratch of a wave: chunks of few rows, computed by all threads and folded in order. */
@@ -201,14 +235,15 @@ void dsk_cpu_row_to_bf16(const struct cpu_isa *isa, const struct dsk_layout *lay
 void dsk_cpu_scan(const struct dsk_attend_args *args, const struct dsk_attend_seg *seg, int32_t i_row,
                   int64_t lane, int64_t end, struct cpu_list *list);
 int32_t dsk_cpu_row_lanes(const struct dsk_attend_seg *seg, int32_t i_row);
-void dsk_cpu_pack_q(struct cpu_worker *w, const struct dsk_attend_args *args,
+void dsk_cpu_pack_q(struct cpu_worker *w, const struct cpu_isa *isa, const struct dsk_attend_args *args,
                     const struct dsk_attend_seg *seg, int32_t i_row, int head0, int n_heads);
 void dsk_cpu_attend_list(struct cpu_worker *w, const struct cpu_isa *isa, const struct dsk_attend_args *args,
                          float scale, const struct cpu_list *list, struct cpu_state *state, int head0,
                          int n_heads);
 void dsk_cpu_fold(const struct cpu_isa *isa, struct cpu_state *total, const struct cpu_state *part, int d_v,
                   int head0, int n_heads);
-void dsk_cpu_store_row(const struct dsk_attend_args *args, const struct dsk_attend_seg *seg, int32_t i_row,
-                       const struct cpu_state *total, int head0, int n_heads);
+void dsk_cpu_store_row(const struct cpu_isa *isa, const struct dsk_attend_args *args,
+                       const struct dsk_attend_seg *seg, int32_t i_row, const struct cpu_state *total,
+                       int head0, int n_heads);
 
 #endif /* DSK_CPU_H */

@@ -84,7 +84,7 @@ static void attend_row(const struct attend_job *job, struct cpu_worker *w, const
         if (w->list.n_valid == 0)
             continue;
         if (!is_packed)
-            dsk_cpu_pack_q(w, args, seg, i_row, 0, args->h_q);
+            dsk_cpu_pack_q(w, isa, args, seg, i_row, 0, args->h_q);
         is_packed = true;
         dsk_cpu_attend_list(w, isa, args, seg->softmax_scale, &w->list, is_first ? total : part, 0,
                             args->h_q);
@@ -92,7 +92,7 @@ static void attend_row(const struct attend_job *job, struct cpu_worker *w, const
             dsk_cpu_fold(isa, total, part, job->layout->d_v, 0, args->h_q);
         total->n_valid = 1;
     }
-    dsk_cpu_store_row(args, seg, i_row, total, 0, args->h_q);
+    dsk_cpu_store_row(job->cpu->isa, args, seg, i_row, total, 0, args->h_q);
     store_n_bad(seg, i_row, n_bad);
 }
 
@@ -170,7 +170,7 @@ static void chunk_task(void *user, int worker, int64_t i_task)
     split_heads(job, i_task % job->n_splits, &head0, &n_heads);
     const struct cpu_q_key key = {chunk->i_seg, chunk->i_row, head0, n_heads};
     if (memcmp(&w->q_key, &key, sizeof(key)) != 0)
-        dsk_cpu_pack_q(w, job->args, seg, chunk->i_row, head0, n_heads);
+        dsk_cpu_pack_q(w, job->cpu->isa, job->args, seg, chunk->i_row, head0, n_heads);
     w->q_key = key;
     dsk_cpu_attend_list(w, job->cpu->isa, job->args, seg->softmax_scale, &chunk->list, &chunk->state, head0,
                         n_heads);
@@ -232,8 +232,8 @@ static void finish_task(void *user, int worker, int64_t i_block)
                 dsk_cpu_fold(job->cpu->isa, row, &chunks[i].state, job->layout->d_v, head0, n_heads);
         }
         if (g.is_whole)
-            dsk_cpu_store_row(args, &args->segs[chunks[first].i_seg], chunks[first].i_row, row, head0,
-                              n_heads);
+            dsk_cpu_store_row(job->cpu->isa, args, &args->segs[chunks[first].i_seg], chunks[first].i_row, row,
+                              head0, n_heads);
         else
             carry_heads(job, g.at, head0, n_heads);
     }

@@ -100,6 +100,8 @@ INLINE void decode_bf16(float *dst, const uint8_t *src, int n)
 
 const struct cpu_isa dsk_cpu_isa_avx2 = {
     .name = "avx2",
+    .tile_small = CPU_TILE_SMALL,
+    .direct = cannot_direct,
     .dequant = dequant,
     .scores = scores,
     .scores_few = scores_few,
@@ -108,4 +110,7 @@ const struct cpu_isa dsk_cpu_isa_avx2 = {
     .fold = fold,
     .quantise = quantise,
     .round_bf16 = round_bf16,
+    .max_bits = max_bits,
+    .store_f32 = store_f32,
+    .store_bf16 = store_bf16,
 };

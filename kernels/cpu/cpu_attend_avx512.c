@@ -101,14 +101,22 @@ INLINE void decode_bf16(float *dst, const uint8_t *src, int n)
 #include "cpu_dequant.h"
 #include "cpu_convert.h"
 
+/* What both sets share. */
+#define AVX512_ENTRIES                                                                                       \
+    .dequant = dequant, .scores = scores_512, .scores_few = scores_few, .softmax = softmax,                  \
+    .accumulate = accumulate, .fold = fold, .quantise = quantise, .round_bf16 = round_bf16,                  \
+    .max_bits = max_bits, .store_f32 = store_f32, .store_bf16 = store_bf16
+
 const struct cpu_isa dsk_cpu_isa_avx512 = {
     .name = "avx512",
-    .dequant = dequant,
-    .scores = scores_512,
-    .scores_few = scores_few,
-    .softmax = softmax,
-    .accumulate = accumulate,
-    .fold = fold,
-    .quantise = quantise,
-    .round_bf16 = round_bf16,
+    .tile_small = CPU_TILE_SMALL,
+    .direct = cannot_direct,
+    AVX512_ENTRIES,
+};
+
+const struct cpu_isa dsk_cpu_isa_avx512_bf16 = {
+    .name = "avx512bf16",
+    .tile_small = CPU_TILE,
+    .direct = dsk_cpu_direct_avx512_bf16,
+    AVX512_ENTRIES,
 };

@@ -116,6 +116,8 @@ static void dequant(const struct dsk_layout *layout, float raw_scale, const uint
 
 const struct cpu_isa dsk_cpu_isa_generic = {
     .name = "generic",
+    .tile_small = CPU_TILE_SMALL,
+    .direct = cannot_direct,
     .dequant = dequant,
     .scores = scores,
     .scores_few = scores_few,
@@ -124,4 +126,7 @@ const struct cpu_isa dsk_cpu_isa_generic = {
     .fold = fold,
     .quantise = quantise,
     .round_bf16 = round_bf16,
+    .max_bits = max_bits,
+    .store_f32 = store_f32,
+    .store_bf16 = store_bf16,
 };

@@ -63,44 +63,45 @@ static const uint8_t *q_head(const struct dsk_attend_seg *seg, int32_t i_row, in
                                         + (uint64_t)(i_row * seg->q_row_bytes + head * seg->q_head_bytes));
 }
 
-static void unpack_bf16(float *dst, const uint8_t *src, int n)
-{
-    uint16_t bits[DSK_MAX_D_QK];
-
-    memcpy(bits, src, sizeof(*bits) * (size_t)n);
-    for (int i = 0; i < n; i++)
-        dst[i] = num_bf16_to_f32(bits[i]);
-}
-
 /* Blocks of 16 heads, [d_qk][16]; absent heads are 0, so what their lanes compute stays out of everyone's
  * way. */
-static void pack_block(float *dst, const struct dsk_attend_seg *seg, int32_t i_row, int head0, int n_heads,
-                       int d_qk)
+static void unpack_block(float *dst, const uint16_t *q, int n_heads, int d_qk)
 {
-    float head[DSK_MAX_D_QK];
-
     for (int lane = 0; lane < CPU_LANES; lane++) {
-        if (lane < n_heads)
-            unpack_bf16(head, q_head(seg, i_row, head0 + lane), d_qk);
-        else
-            memset(head, 0, sizeof(*head) * (size_t)d_qk);
         for (int d = 0; d < d_qk; d++)
-            dst[d * CPU_LANES + lane] = head[d];
+            dst[d * CPU_LANES + lane] = lane < n_heads ? num_bf16_to_f32(q[lane * d_qk + d]) : 0;
     }
 }
 
-void dsk_cpu_pack_q(struct cpu_worker *w, const struct dsk_attend_args *args,
+/* q from q_bf16, for the heads that the latter holds. */
+static void unpack_q(struct cpu_worker *w, int d_qk, int h_q, int n_heads)
+{
+    if (w->is_q_unpacked)
+        return;
+    w->is_q_unpacked = true;
+    if (h_q <= CPU_FEW_HEADS) {
+        for (int i = 0; i < n_heads * d_qk; i++)
+            w->q[i] = num_bf16_to_f32(w->q_bf16[i]);
+        return;
+    }
+    for (int h = 0; h < n_heads; h += CPU_LANES)
+        unpack_block(w->q + h * d_qk, w->q_bf16 + h * d_qk, n_heads - h, d_qk);
+}
+
+/* Client memory is read once, here. */
+void dsk_cpu_pack_q(struct cpu_worker *w, const struct cpu_isa *isa, const struct dsk_attend_args *args,
                     const struct dsk_attend_seg *seg, int32_t i_row, int head0, int n_heads)
 {
     const int d_qk = dsk_layout_get(args->kv.layout)->d_qk;
 
-    if (args->h_q <= CPU_FEW_HEADS) {
-        for (int h = 0; h < n_heads; h++)
-            unpack_bf16(w->q + h * d_qk, q_head(seg, i_row, head0 + h), d_qk);
-        return;
+    for (int h = 0; h < n_heads; h++)
+        memcpy(w->q_bf16 + h * d_qk, q_head(seg, i_row, head0 + h), sizeof(*w->q_bf16) * (size_t)d_qk);
+    for (int h = 0; h < n_heads; h += CPU_LANES) {
+        int n = n_heads - h < CPU_LANES ? n_heads - h : CPU_LANES;
+
+        w->q_max[h / CPU_LANES] = isa->max_bits(w->q_bf16 + h * d_qk, n * d_qk);
     }
-    for (int h = 0; h < n_heads; h += CPU_LANES)
-        pack_block(w->q + h * d_qk, seg, i_row, head0 + h, n_heads - h, d_qk);
+    w->is_q_unpacked = false;
 }
 
 /* ---- one chunk --------------------------------------------------------------------------- */
@@ -131,36 +132,102 @@ static void load_tile(struct cpu_worker *w, const struct cpu_isa *isa, const str
     }
 }
 
+/* What a tile is computed with and from. */
+struct tile {
+    const struct cpu_isa *isa;
+    const struct dsk_attend_args *args;
+    const struct dsk_layout *layout;
+    float scale;
+    int first; /* of the list */
+    int n_tokens;
+    int n_tile; /* tokens of a full one */
+    struct cpu_state *state;
+    int head0;
+    int n_heads;
+};
+
+/* Heads [h, h + n_heads) of the range by way of the dequantised rows in k; h a multiple of 16. */
+static void attend_tile_heads(struct cpu_worker *w, const struct tile *c, struct fetch *f, int h, int n_heads)
+{
+    const int d_qk = c->layout->d_qk;
+    const int ahead = c->first + c->n_tokens + LEAD_ROWS;
+    float *s = w->scores + h * CPU_TILE;
+
+    fetch_until(f, ahead + c->n_tile / 2); /* the next tile's rows arrive while this one is computed */
+    if (c->args->h_q <= CPU_FEW_HEADS)
+        c->isa->scores_few(s, w->q, w->k, c->n_tokens, d_qk, n_heads);
+    else
+        c->isa->scores(s, w->q + h * d_qk, w->k, c->n_tokens, d_qk, n_heads);
+    c->isa->softmax(s, c->state->m + c->head0 + h, c->state->l + c->head0 + h, w->alpha + h, c->scale,
+                    c->n_tokens, n_heads);
+    fetch_until(f, ahead + c->n_tile);
+    c->isa->accumulate(c->state->o + (c->head0 + h) * c->layout->d_v, s, w->k,
+                       c->first == 0 ? NULL : w->alpha + h, c->n_tokens, dsk_cpu_k_pitch(d_qk),
+                       c->layout->d_v, n_heads);
+}
+
+/* The blocks of heads that direct left, all at once if it left all: a head's bits are the same. */
+static void attend_tile_rest(struct cpu_worker *w, const struct tile *c, struct fetch *f, uint32_t done)
+{
+    load_tile(w, c->isa, &c->args->kv, f, c->first, c->n_tokens);
+    unpack_q(w, c->layout->d_qk, c->args->h_q, c->n_heads);
+    if (done == 0) {
+        attend_tile_heads(w, c, f, 0, c->n_heads);
+        return;
+    }
+    for (int h = 0; h < c->n_heads; h += CPU_LANES) {
+        if ((done >> (h / CPU_LANES) & 1u) == 0)
+            attend_tile_heads(w, c, f, h, c->n_heads - h < CPU_LANES ? c->n_heads - h : CPU_LANES);
+    }
+}
+
+static void attend_tile(struct cpu_worker *w, const struct tile *c, struct fetch *f)
+{
+    const uint32_t all = (1u << ((c->n_heads + CPU_LANES - 1) / CPU_LANES)) - 1;
+    const int end = c->first + c->n_tokens;
+    const struct cpu_direct direct = {
+        .layout = c->layout,
+        .raw_scale = c->args->kv.raw_scale,
+        .softmax_scale = c->scale,
+        .rows = f->list->rows + c->first,
+        .n_tokens = c->n_tokens,
+        .n_ahead = f->list->n_valid - end < c->n_tokens ? f->list->n_valid - end : c->n_tokens,
+        .n_heads = c->n_heads,
+        .is_first = c->first == 0,
+        .q = w->q_bf16,
+        .q_max = w->q_max,
+        .scores = w->scores,
+        .m = c->state->m + c->head0,
+        .l = c->state->l + c->head0,
+        .alpha = w->alpha,
+        .o = c->state->o + c->head0 * c->layout->d_v,
+    };
+    uint32_t done = c->isa->direct(&direct);
+
+    if (done != all)
+        attend_tile_rest(w, c, f, done);
+    else
+        f->next = end + direct.n_ahead;
+}
+
 /* The list's (m, l, o) for these heads into state. The worker's q must hold them. */
 void dsk_cpu_attend_list(struct cpu_worker *w, const struct cpu_isa *isa, const struct dsk_attend_args *args,
                          float scale, const struct cpu_list *list, struct cpu_state *state, int head0,
                          int n_heads)
 {
     const struct dsk_layout *layout = dsk_layout_get(args->kv.layout);
-    const int tile = args->h_q <= CPU_SMALL_HEADS ? CPU_TILE_SMALL : CPU_TILE;
-    const int pitch = dsk_cpu_k_pitch(layout->d_qk);
-    float *o = state->o + head0 * layout->d_v;
+    const int n_tile = args->h_q <= CPU_SMALL_HEADS ? isa->tile_small : CPU_TILE;
     struct fetch f = {list, layout->row_bytes, 0};
 
     for (int h = head0; h < head0 + n_heads; h++) {
         state->m[h] = -INFINITY;
         state->l[h] = 0;
     }
-    fetch_until(&f, LEAD_ROWS);
-    for (int first = 0; first < list->n_valid; first += tile) {
-        int n_tokens = list->n_valid - first < tile ? list->n_valid - first : tile;
-        int ahead = first + n_tokens + LEAD_ROWS;
+    for (int first = 0; first < list->n_valid; first += n_tile) {
+        int n_tokens = list->n_valid - first < n_tile ? list->n_valid - first : n_tile;
+        struct tile c = {isa, args, layout, scale, first, n_tokens, n_tile, state, head0, n_heads};
 
-        load_tile(w, isa, &args->kv, &f, first, n_tokens);
-        fetch_until(&f, ahead + tile / 2); /* the next tile's rows arrive while this one is computed */
-        if (args->h_q <= CPU_FEW_HEADS)
-            isa->scores_few(w->scores, w->q, w->k, n_tokens, layout->d_qk, n_heads);
-        else
-            isa->scores(w->scores, w->q, w->k, n_tokens, layout->d_qk, n_heads);
-        isa->softmax(w->scores, state->m + head0, state->l + head0, w->alpha, scale, n_tokens, n_heads);
-        fetch_until(&f, ahead + tile);
-        isa->accumulate(o, w->scores, w->k, first == 0 ? NULL : w->alpha, n_tokens, pitch, layout->d_v,
-                        n_heads);
+        attend_tile(w, &c, &f);
     }
 }
 
@@ -183,22 +250,6 @@ void dsk_cpu_fold(const struct cpu_isa *isa, struct cpu_state *total, const stru
     }
 }
 
-static void store_values(void *dst, int32_t dtype, const float *o, float factor, int n)
-{
-    float values[DSK_MAX_D_V];
-    uint16_t rounded[DSK_MAX_D_V];
-
-    for (int i = 0; i < n; i++)
-        values[i] = o[i] * factor;
-    if (dtype == DSK_DTYPE_F32) {
-        memcpy(dst, values, sizeof(*values) * (size_t)n);
-        return;
-    }
-    for (int i = 0; i < n; i++)
-        rounded[i] = num_bf16_from_f32(values[i]);
-    memcpy(dst, rounded, sizeof(*rounded) * (size_t)n);
-}
-
 /* 1 / (1 + exp(sink - lse)): -inf leaves out as it is, +inf takes all of it. */
 static double sink_factor(const struct dsk_attend_seg *seg, int head, double lse)
 {
@@ -210,8 +261,9 @@ static double sink_factor(const struct dsk_attend_seg *seg, int head, double lse
     return sink == -INFINITY ? 1 : 1 / (1 + exp((double)sink - lse));
 }
 
-void dsk_cpu_store_row(const struct dsk_attend_args *args, const struct dsk_attend_seg *seg, int32_t i_row,
-                       const struct cpu_state *total, int head0, int n_heads)
+void dsk_cpu_store_row(const struct cpu_isa *isa, const struct dsk_attend_args *args,
+                       const struct dsk_attend_seg *seg, int32_t i_row, const struct cpu_state *total,
+                       int head0, int n_heads)
 {
     const int d_v = dsk_layout_get(args->kv.layout)->d_v;
     const size_t elem = args->out_dtype == DSK_DTYPE_F32 ? 4 : 2;
@@ -228,8 +280,11 @@ void dsk_cpu_store_row(const struct dsk_attend_args *args, const struct dsk_atte
             double exact = (double)total->m[h] + log((double)total->l[h]);
 
             lse = (float)exact;
-            store_values(dst, args->out_dtype, total->o + h * d_v,
-                         (float)(sink_factor(seg, h, exact) / (double)total->l[h]), d_v);
+            float factor = (float)(sink_factor(seg, h, exact) / (double)total->l[h]);
+            if (args->out_dtype == DSK_DTYPE_F32)
+                isa->store_f32(total->o + h * d_v, factor, d_v, dst);
+            else
+                isa->store_bf16(total->o + h * d_v, factor, d_v, dst);
         }
         if (seg->lse != 0)
             ((float *)dsk_cpu_ptr(lse_row))[h] = lse;

@@ -331,3 +331,9 @@ static void fold(float *o, const float *part, float a, float b, int n)
     for (int i = 0; i < n; i += VL)
         v_store(o + i, v_fma(v_set1(a), v_load(o + i), v_mul(v_set1(b), v_load(part + i))));
 }
+
+static uint32_t cannot_direct(const struct cpu_direct *job)
+{
+    (void)job;
+    return 0;
+}

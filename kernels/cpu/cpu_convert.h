@@ -18,3 +18,27 @@ static void round_bf16(const float *x, int n, uint16_t *dst)
     for (int i = 0; i < n; i++)
         dst[i] = num_bf16_from_f32(x[i]);
 }
+
+static void store_f32(const float *x, float factor, int n, float *dst)
+{
+    for (int i = 0; i < n; i++)
+        dst[i] = x[i] * factor;
+}
+
+static void store_bf16(const float *x, float factor, int n, uint16_t *dst)
+{
+    for (int i = 0; i < n; i++)
+        dst[i] = num_bf16_from_f32(x[i] * factor);
+}
+
+static uint16_t max_bits(const uint16_t *q, int n)
+{
+    int16_t max = 0; /* magnitudes fit, and every processor has a signed maximum */
+
+    for (int i = 0; i < n; i++) {
+        int16_t bits = (int16_t)(q[i] & 0x7fff);
+
+        max = bits > max ? bits : max;
+    }
+    return (uint16_t)max;
+}

@@ -192,7 +192,11 @@ static const struct cpu_isa *find_isa(int32_t isa)
         __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
     bool has_avx512 = has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw")
                       && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+    bool has_bf16 =
+        has_avx512 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vbmi");
 
+    if (has_bf16 && (isa == DSK_ISA_AUTO || isa == DSK_ISA_AVX512_BF16))
+        return &dsk_cpu_isa_avx512_bf16;
     if (has_avx512 && (isa == DSK_ISA_AUTO || isa == DSK_ISA_AVX512))
         return &dsk_cpu_isa_avx512;
     if (has_avx2 && (isa == DSK_ISA_AUTO || isa == DSK_ISA_AVX2))

@@ -7,10 +7,11 @@
 
 #include "kernels/dsk.h"
 
-#define BENCH_WIDTH    2048
-#define BENCH_MAX_ROWS 8
-#define BENCH_N_ROWS   16384 /* rows of one append or read */
-#define BENCH_N_LISTS  8     /* index lists that take turns, so that no run finds its rows cached */
+#define BENCH_WIDTH       2048
+#define BENCH_WIDTH_SMALL 64 /* what a service gets from a client that waits for each answer */
+#define BENCH_MAX_ROWS    8
+#define BENCH_N_ROWS      16384 /* rows of one append or read */
+#define BENCH_N_LISTS     8     /* index lists that take turns, so that no run finds its rows cached */
 
 struct bench_data {
     const struct dsk_layout *layout;

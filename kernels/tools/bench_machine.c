@@ -34,7 +34,7 @@ typedef double (*peak_func)(uint64_t n_steps, const float *values, float *sink);
 static peak_func peak_of(const char *isa)
 {
 #if defined(BENCH_HAS_X86)
-    if (strcmp(isa, "avx512") == 0)
+    if (strncmp(isa, "avx512", 6) == 0)
         return bench_peak_avx512;
     if (strcmp(isa, "avx2") == 0)
         return bench_peak_avx2;

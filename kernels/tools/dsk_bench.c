@@ -22,7 +22,7 @@ static const char help[] =
     "ratio to the multiply-add peak, which is measured in the same rounds; on one thread and on all.\n"
     "The ratio on one thread is of processor time, so that other processes do not count; the rest is wall "
     "time.\n"
-    "Attend reads 2048 rows a query, drawn at random from a pool larger than the last-level cache;\n"
+    "Attend reads 64 or 2048 rows a query, drawn at random from a pool larger than the last-level cache;\n"
     "its work counts as 2 * heads * rows * width * (d_qk + d_v) floating-point operations.\n"
     "\n"
     "  --device KIND     cpu or cuda. On a GPU: times by its own clock, of one call and of a queue of calls, "
@@ -32,7 +32,8 @@ static const char help[] =
     "  --ordinal N       which device of that kind (default 0)\n"
     "  --portable        GPUs: only kernels that run on every architecture\n"
     "  --no-graphs       GPUs: launch directly instead of replaying recorded launches\n"
-    "  --isa NAME        auto, generic, avx2 or avx512 (default auto: the best this processor has)\n"
+    "  --isa NAME        auto, generic, avx2, avx512 or avx512bf16 (default auto: the best this processor "
+    "has)\n"
     "  --threads N       what `all threads` means; 0 takes every processor this process may use (default 0)\n"
     "  --json FILE       also write the results to FILE\n"
     "  --quick           fewer shapes and rounds: some seconds instead of a minute or two\n"
@@ -48,7 +49,7 @@ static const char help[] =
 struct result {
     const char *op;
     const char *layout;
-    int heads, rows, width, n_threads;
+    int heads, rows, width, n_threads; /* width 0: not an attend */
     double us_min, us_median, us_max;
     double gflops, gbs, peak_ratio, speed_up; /* 0 where it has no meaning */
 };
@@ -99,7 +100,7 @@ static double median(double *values, int n)
 struct work {
     const char *op;
     struct bench_data *data;
-    int heads, rows;
+    int heads, rows, width;
     int mode; /* readers */
     double flop, bytes;
     void (*run)(struct side *side, const struct work *w, int i);
@@ -124,7 +125,7 @@ static void run_attend(struct side *side, const struct work *w, int i)
                                  .lse_row_bytes = 4 * w->heads,
                                  .indices_row_bytes = 4 * BENCH_WIDTH,
                                  .n_rows = w->rows,
-                                 .topk = BENCH_WIDTH,
+                                 .topk = w->width,
                                  .space = DSK_SPACE_PHYSICAL,
                                  .softmax_scale = 0.05f};
     struct dsk_attend_args args = {
@@ -216,7 +217,7 @@ static void print_result(const struct result *r)
     char shape[64];
 
     if (strcmp(r->op, "attend") == 0)
-        snprintf(shape, sizeof(shape), "%d heads x %d rows", r->heads, r->rows);
+        snprintf(shape, sizeof(shape), "%d heads x %d x %d", r->heads, r->rows, r->width);
     else
         snprintf(shape, sizeof(shape), "%d rows", r->rows);
     printf("%-13s %-14s %-20s %3d  %10.1f %10.1f %10.1f", r->op, r->layout, shape, r->n_threads, r->us_median,
@@ -263,7 +264,7 @@ static void measure(struct bench *b, const struct work *w)
                              .layout = w->data->layout->name,
                              .heads = w->heads,
                              .rows = w->rows,
-                             .width = w->run == run_attend ? BENCH_WIDTH : 0,
+                             .width = w->width,
                              .n_threads = b->sides[j].n_threads,
                              .us_min = seconds[j][0] * 1e6,
                              .us_median = time * 1e6,
@@ -278,22 +279,33 @@ static void measure(struct bench *b, const struct work *w)
 
 /* ---- what is measured ---------------------------------------------------------------------- */
 
+static void measure_shape(struct bench *b, struct bench_data *d, int heads, int rows, int width)
+{
+    double n_q = (double)heads * rows;
+    struct work w = {
+        .op = "attend", .data = d, .heads = heads, .rows = rows, .width = width, .run = run_attend};
+
+    w.flop = 2 * n_q * width * (d->layout->d_qk + d->layout->d_v);
+    w.bytes = (double)rows * width * (d->layout->row_bytes + 4)
+              + n_q * (2 * d->layout->d_qk + 2 * d->layout->d_v + 4);
+    measure(b, &w);
+}
+
 static void measure_attend(struct bench *b, struct bench_data *d)
 {
     static const int heads[] = {8, 16, 64, 128}, rows[] = {1, 8};
+    static const int small_heads[] = {1, 8, 16, 32};
 
+    /* Small launches stay on the caller, so the two columns of threads are the same. */
+    for (int h = 0; h < 4; h++) {
+        if (!b->is_quick || small_heads[h] == 8)
+            measure_shape(b, d, small_heads[h], 1, BENCH_WIDTH_SMALL);
+    }
     for (int h = 0; h < 4; h++) {
         for (int r = 0; r < 2; r++) {
-            double n_q = (double)heads[h] * rows[r];
-            struct work w = {
-                .op = "attend", .data = d, .heads = heads[h], .rows = rows[r], .run = run_attend};
-
             if (b->is_quick && (heads[h] == 8 || heads[h] == 128 || rows[r] == 1))
                 continue;
-            w.flop = 2 * n_q * BENCH_WIDTH * (d->layout->d_qk + d->layout->d_v);
-            w.bytes = (double)rows[r] * BENCH_WIDTH * (d->layout->row_bytes + 4)
-                      + n_q * (2 * d->layout->d_qk + 2 * d->layout->d_v + 4);
-            measure(b, &w);
+            measure_shape(b, d, heads[h], rows[r], BENCH_WIDTH);
         }
     }
 }
@@ -443,7 +455,7 @@ static int parse(int argc, char **argv, struct options *o)
                                           {"quick", 0, NULL, 'q'},     {"help", 0, NULL, 'h'},
                                           {"ordinal", 1, NULL, 'o'},   {"portable", 0, NULL, 'p'},
                                           {"no-graphs", 0, NULL, 'g'}, {NULL, 0, NULL, 0}};
-    static const char *const isas[] = {"auto", "generic", "avx2", "avx512"};
+    static const char *const isas[] = {"auto", "generic", "avx2", "avx512", "avx512bf16"};
     char *end;
     int opt;
 
@@ -469,7 +481,7 @@ static int parse(int argc, char **argv, struct options *o)
             break;
         case 'i':
             o->config.isa = -1;
-            for (int i = 0; i < 4; i++)
+            for (int i = 0; i <= DSK_ISA_AVX512_BF16; i++)
                 o->config.isa = strcmp(optarg, isas[i]) == 0 ? i : o->config.isa;
             if (o->config.isa < 0)
                 return bad_value("isa", optarg);

@@ -18,7 +18,8 @@ static const char help[] =
     "  --ordinal N       which device of that kind (default 0)\n"
     "  --portable        GPUs: only kernels that run on every architecture\n"
     "  --no-graphs       GPUs: launch directly instead of replaying recorded launches\n"
-    "  --isa NAME        auto, generic, avx2 or avx512 (default auto: the best this processor has)\n"
+    "  --isa NAME        auto, generic, avx2, avx512 or avx512bf16 (default auto: the best this processor "
+    "has)\n"
     "  --threads N       threads that compute; 0 takes every processor this process may use (default 0)\n"
     "  --vectors DIR     also run every reference folder in DIR (none by default)\n"
     "  --seed N          seed of the random cases (default 1); a failure prints it\n"
@@ -72,7 +73,7 @@ static int parse(int argc, char **argv, struct options *o)
         {"ordinal", 1, NULL, 'o'}, {"portable", 0, NULL, 'p'}, {"no-graphs", 0, NULL, 'g'},
         {"help", 0, NULL, 'h'},    {NULL, 0, NULL, 0}};
     static const char *const devices[] = {"cpu", "cuda", "hip", NULL};
-    static const char *const isas[] = {"auto", "generic", "avx2", "avx512", NULL};
+    static const char *const isas[] = {"auto", "generic", "avx2", "avx512", "avx512bf16", NULL};
     unsigned long long n;
     bool is_ok = true;
     int opt;

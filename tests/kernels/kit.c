@@ -20,7 +20,7 @@
 
 const char *kit_isa_name(int isa)
 {
-    static const char *const names[] = {"auto", "generic", "avx2", "avx512"};
+    static const char *const names[] = {"auto", "generic", "avx2", "avx512", "avx512bf16"};
 
     return names[isa];
 }

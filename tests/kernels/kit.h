@@ -25,7 +25,7 @@
 #define KIT_SIZE(normal, slow) (KIT_IS_SLOW ? (slow) : (normal))
 
 #define KIT_FIRST_ISA DSK_ISA_GENERIC
-#define KIT_END_ISA   (DSK_ISA_AVX512 + 1)
+#define KIT_END_ISA   (DSK_ISA_AVX512_BF16 + 1)
 
 #define KIT_MAX_BUFS 256
 

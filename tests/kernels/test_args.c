@@ -463,7 +463,7 @@ START_TEST(devices_that_are_not_there_are_refused)
                  {{.kind = DSK_DEVICE_CPU, .ordinal = -1}, "ordinal"},
                  {{.kind = DSK_DEVICE_CPU, .n_threads = -1}, "n_threads"},
                  {{.kind = DSK_DEVICE_CPU, .n_threads = INT32_MAX}, "n_threads"},
-                 {{.kind = DSK_DEVICE_CPU, .isa = 4}, "isa"},
+                 {{.kind = DSK_DEVICE_CPU, .isa = 5}, "isa"},
                  {{.kind = DSK_DEVICE_CPU, .isa = -1}, "isa"}};
     struct dsk_device *const untouched = (struct dsk_device *)(uintptr_t)0x10;
 

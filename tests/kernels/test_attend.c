@@ -266,6 +266,73 @@ START_TEST(softmax_scale_multiplies_and_zero_is_the_mean)
 }
 END_TEST
 
+/* Subnormal rope values next to a query so large that they count, in one block of heads of three. */
+static void subnormals_times_large(const struct kit_pool *pool, uint16_t *q, int h_q)
+{
+    const int d_qk = pool->layout->d_qk;
+    float row[576] = {0};
+
+    for (int slot = 0; slot < 90; slot++) {
+        row[0] = (float)(slot % 5);
+        row[d_qk - 1] = ldexpf((float)(slot % 7), -129);
+        kit_set_row(pool, slot, row, d_qk);
+    }
+    for (int h = 0; h < h_q; h++)
+        q[h * d_qk + d_qk - 1] = ref64_bf16_encode(h == 17 ? 0x1p127f : 1);
+}
+
+/* One row in ten with a scale of 2^10, where the query is small. */
+static void large_scales(const struct kit_pool *pool, uint16_t *q, int h_q)
+{
+    const struct ref64_layout *layout = pool->layout;
+    const float scale = 1024;
+    float row[576] = {0};
+
+    for (int d = 0; d < 256; d++)
+        row[d] = (float)(200 + d);
+    for (int slot = 7; slot < 90; slot += 10) {
+        kit_set_row(pool, slot, row, layout->d_qk);
+        for (int g = 0; g < layout->n_groups; g++)
+            memcpy(kit_pool_row(pool, slot) + layout->latent + 4 * g, &scale, sizeof(scale));
+    }
+    for (int i = 0; i < h_q * layout->d_qk; i++)
+        q[i] = ref64_bf16_encode(1e-7f * (float)(i % 9));
+}
+
+/* What an instruction set's fast way cannot take is computed otherwise, block of heads by block and tile by tile,
+ * and on any number of threads to the same bits. */
+START_TEST(extreme_values_match_float64_on_any_threads)
+{
+    static void (*const fills[])(const struct kit_pool *, uint16_t *, int) = {subnormals_times_large,
+                                                                              large_scales};
+    static const uint32_t ids[] = {DSK_LAYOUT_SCALED_512_64, DSK_LAYOUT_BF16_576, DSK_LAYOUT_SCALED_256_0};
+
+    for (int i = 0; i < 6; i++) {
+        uint64_t first = 0;
+
+        for (int n_threads = 1; n_threads <= 3; n_threads++) {
+            int h_q = 40, width = 150;
+            struct kit k;
+            struct kit_pool pool;
+            struct kit_attend a;
+
+            KIT_OPEN(&k, _i, n_threads);
+            kit_pool_make(&k, &pool, ids[i / 2], 90, 1);
+            a = attend_of(&pool, kit_bf16_normal(&k, h_q * pool.layout->d_qk, 0.1),
+                          kit_indices(&k, width, 90, 10), width);
+            a.h_q = h_q;
+            a.scale = 0.5f;
+            fills[i % 2](&pool, a.q, h_q);
+            kit_attend_check(&k, &a);
+            uint64_t hash = kit_hash(a.out, (size_t)(h_q * pool.layout->d_v) * 4);
+            first = n_threads == 1 ? hash : first;
+            KIT_EXPECT(hash == first, "case %d: %d threads give other bits than one", i, n_threads);
+            kit_close(&k);
+        }
+    }
+}
+END_TEST
+
 /* ---- holes, empty rows, poison -------------------------------------------------------------- */
 
 /* Fills list with holes by pattern and compact with what remains; returns how many remain. */
@@ -738,6 +805,7 @@ int test_suites(Suite **suites_p, int max)
                                   positions_past_the_table_and_padded_rows_are_empty,
                                   sinks_scale_the_output_and_leave_lse,
                                   large_scores_do_not_overflow,
+                                  extreme_values_match_float64_on_any_threads,
                                   every_head_count_matches_float64,
                                   odd_widths_match_float64,
                                   segments_in_one_launch_are_what_they_are_alone,
