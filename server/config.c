@@ -58,7 +58,7 @@ static const struct option_row options[] = {
     NUMBER(OPT_BOOL, "physical-indices", physical_indices, "false", 0, 1, NULL,
            "allow indices that are pool slots; clients must trust each other then"),
     NUMBER(OPT_UINT, "cpu-threads", cpu_threads, "0", 0, 1024, NULL, "threads of the CPU device (0: all)"),
-    TEXT("cpu-isa", cpu_isa, "auto", NULL, "instruction set: auto, generic, avx2, avx512"),
+    TEXT("cpu-isa", cpu_isa, "auto", NULL, "instruction set: auto, generic, avx2, avx512, avx512bf16"),
 
     NUMBER(OPT_BYTES, "max-message-bytes", max_message_bytes, "8MiB", 65536, 1u << 30, "Limits",
            "one gRPC message"),

@@ -32,7 +32,7 @@ struct srv_config {
     bool physical_indices;
     /* CPU device */
     uint64_t cpu_threads; /* 0 = all */
-    char cpu_isa[16];     /* "auto", "generic", "avx2", "avx512" */
+    char cpu_isa[16];     /* "auto", "generic", "avx2", "avx512", "avx512bf16" */
     /* limits */
     uint64_t max_message_bytes;
     uint64_t max_inline_bytes;

@@ -185,7 +185,8 @@ static dsa_status parse_isa(const char *name, int32_t *isa_p, struct srv_err *er
     } table[] = {{"auto", DSK_ISA_AUTO},
                  {"generic", DSK_ISA_GENERIC},
                  {"avx2", DSK_ISA_AVX2},
-                 {"avx512", DSK_ISA_AVX512}};
+                 {"avx512", DSK_ISA_AVX512},
+                 {"avx512bf16", DSK_ISA_AVX512_BF16}};
 
     for (size_t i = 0; i < sizeof(table) / sizeof(table[0]); i++) {
         if (strcmp(table[i].name, name) == 0) {
@@ -193,7 +194,8 @@ static dsa_status parse_isa(const char *name, int32_t *isa_p, struct srv_err *er
             return DSA_OK;
         }
     }
-    return srv_fail(err, DSA_E_BAD_REQUEST, "cpu-isa", "%s", name, "give auto, generic, avx2 or avx512");
+    return srv_fail(err, DSA_E_BAD_REQUEST, "cpu-isa", "%s", name,
+                    "give auto, generic, avx2, avx512 or avx512bf16");
 }
 
 /* ---- the worker and its bell -------------------------------------------------------------------------- */
@@ -424,6 +426,7 @@ static dsa_status start(struct server *server, struct srv_err *err)
     if ((rc = derive_config(server, err)) != DSA_OK || (rc = derive_paths(server, err)) != DSA_OK
         || (rc = svc_create(&server->config, &server->svc, err)) != DSA_OK)
         return rc;
+    wire_keep_blocks(SPARE_BLOCKS);
     server->svc->layout = dsk_layout_get(server->layout);
     server->svc->n_pages = server->n_pages;
     server->svc->write_rule = server->write_rule;
@@ -453,6 +456,7 @@ static void stop(struct server *server)
     rpc_destroy(server->rpc);
     srv_worker_free(server->svc->worker);
     svc_destroy(server->svc);
+    wire_keep_blocks(0);
     srv_descriptors_unload();
 }
 

@@ -18,6 +18,9 @@
 
 /* ---- the methods -------------------------------------------------------------------------------- */
 
+/* While messages keep coming L runs only what costs less than waking the worker would: this share of inline-flops. */
+#define WAKE_SHARE 16
+
 #define SA "/dsa.v1.SparseAttention/"
 #define UNARY(method, handler)                                                                               \
     {                                                                                                        \
@@ -369,7 +372,8 @@ bool svc_settle(struct svc *svc, bool is_busy)
     if (svc->n_ends_waiting > 0)
         retry_ends(svc);
     if (svc->n_unkicked > 0) {
-        bool is_small = !is_busy && svc->unkicked_cost < svc->inline_flops;
+        uint64_t limit = is_busy ? svc->inline_flops / WAKE_SHARE : svc->inline_flops;
+        bool is_small = svc->unkicked_cost < limit;
 
         svc->n_unkicked = 0;
         svc->unkicked_cost = 0;

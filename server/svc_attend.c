@@ -546,6 +546,22 @@ static dsa_status list_accesses(struct svc_request *request, uint32_t *n_accesse
     return DSA_OK;
 }
 
+/* Index entries that the launch will look at. The lengths lie in client memory: what is read here only tells who runs the
+ * launch. */
+static uint64_t count_lanes(const struct srv_job_attend *attend)
+{
+    uint64_t n = 0;
+    int32_t length;
+
+    if (!attend->lengths)
+        return (uint64_t)attend->n_rows * attend->topk;
+    for (uint32_t i = 0; i < attend->n_rows; i++) {
+        memcpy(&length, (const int32_t *)attend->lengths + i, sizeof(length));
+        n += length < 0 ? 0 : (uint32_t)length < attend->topk ? (uint32_t)length : attend->topk;
+    }
+    return n;
+}
+
 static dsa_status submit_attend(struct svc_request *request, const Dsa__V1__AttendOp *op, struct srv_err *err)
 {
     struct srv_job_attend *attend = &request->job.u.attend;
@@ -567,7 +583,7 @@ static dsa_status submit_attend(struct svc_request *request, const Dsa__V1__Atte
     node->is_attend = true;
     node->n_rows = attend->n_rows;
     node->key = (struct srv_batch_key){attend->layer, attend->h_q, attend->out_dtype, attend->flags};
-    request->cost += 2 * (uint64_t)attend->n_rows * attend->h_q * attend->topk
+    request->cost += 2 * count_lanes(attend) * attend->h_q
                      * (uint64_t)(request->svc->layout->d_qk + request->svc->layout->d_v);
     return svc_request_submit(
         request, n_accesses,

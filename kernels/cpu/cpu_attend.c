@@ -25,23 +25,24 @@ struct attend_job {
 
 /* ---- cost, to decide whether helpers are worth waking ------------------------------------ */
 
+#define ENOUGH_NS 1000000 /* helpers are worth waking: no need to add up further */
+
 /* Nanoseconds on one thread, roughly: multiply-adds at 32 per ns, dequantisation at 4 values per ns. */
 static int64_t list_cost_ns(const struct dsk_layout *layout, int32_t h_q, int64_t n_lanes)
 {
     return n_lanes * ((int64_t)h_q * (layout->d_qk + layout->d_v) / 32 + layout->d_qk / 4);
 }
 
+/* Lengths are client memory: what is read here decides who computes, never what. */
 static int64_t launch_cost_ns(const struct attend_job *job)
 {
     int64_t cost = 0;
 
     for (int32_t i = 0; i < job->args->n_segs; i++) {
         const struct dsk_attend_seg *seg = &job->args->segs[i];
-        int64_t row_cost = list_cost_ns(job->layout, job->args->h_q, seg->topk);
 
-        if (__builtin_mul_overflow(row_cost, (int64_t)seg->n_rows, &row_cost)
-            || __builtin_add_overflow(cost, row_cost, &cost))
-            return INT64_MAX;
+        for (int32_t i_row = 0; i_row < seg->n_rows && cost < ENOUGH_NS; i_row++)
+            cost += list_cost_ns(job->layout, job->args->h_q, dsk_cpu_row_lanes(seg, i_row));
     }
     return cost;
 }

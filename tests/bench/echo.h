@@ -9,8 +9,8 @@
 #define BENCH_REQUEST_BYTES 200 /* about what an attend by handle has */
 #define BENCH_REPLY_BYTES   130
 
-/* Serve on a unix path until killed. spin: poll without sleeping. */
-int bench_grpc_server(const char *path, int spin);
+/* Serve on a unix path until killed. spin: poll without sleeping. work_ns: kept busy so long before each reply. */
+int bench_grpc_server(const char *path, int spin, uint64_t work_ns);
 int bench_raw_server(const char *path, int spin);
 
 /* Connects, waiting for a server's process that may still be starting; -1 after 5 s. */

@@ -107,7 +107,15 @@ static void send_reply(struct echo_call *call)
     grpc_byte_buffer_destroy(message);
 }
 
-static void serve_event(grpc_server *server, grpc_completion_queue *cq, grpc_event event)
+static void work(uint64_t ns)
+{
+    uint64_t begin = bench_now_ns();
+
+    while (bench_now_ns() - begin < ns)
+        ;
+}
+
+static void serve_event(grpc_server *server, grpc_completion_queue *cq, grpc_event event, uint64_t work_ns)
 {
     enum kind *tag = event.tag;
     struct echo_call *call = call_of(tag);
@@ -124,6 +132,7 @@ static void serve_event(grpc_server *server, grpc_completion_queue *cq, grpc_eve
         if (!call->received)
             break; /* the bench ends its stream by leaving */
         grpc_byte_buffer_destroy(call->received);
+        work(work_ns);
         call->n_owed++;
         send_reply(call);
         receive(call);
@@ -139,7 +148,7 @@ static void serve_event(grpc_server *server, grpc_completion_queue *cq, grpc_eve
     }
 }
 
-int bench_grpc_server(const char *path, int spin)
+int bench_grpc_server(const char *path, int spin, uint64_t work_ns)
 {
     grpc_completion_queue *cq;
     grpc_server_credentials *credentials;
@@ -158,7 +167,7 @@ int bench_grpc_server(const char *path, int spin)
     for (int i = 0; i < 8; i++)
         arm(server, cq);
     for (;;)
-        serve_event(server, cq, next_event(cq, spin));
+        serve_event(server, cq, next_event(cq, spin), work_ns);
 }
 
 /* ---- client ------------------------------------------------------------------------------------ */

@@ -2,10 +2,11 @@
  *
  *   raw     epoll (or spinning) ping-pong over a unix socket: the kernel
  *   grpc    bidi echo on bare gRPC core: the library
+ *   work    the same, but the server is busy before each reply for as long as dsad's launch takes; taken off again
  *   dsad    attend of 1 row, 8 heads, width 64, tensors in shared memory, whose row has no valid entry: the service
  *           alone, with nothing to compute
- *   launch  the same with 64 valid entries; the time in the launch, as the server reports it, taken off. The client sleeps
- *           through the launch, so waking it costs more than in a bare echo; that is in this figure and not in dsad's
+ *   launch  the same with 64 valid entries; the time in the launch, as the server reports it, taken off. What a machine takes
+ *           longer to wake a client that has slept longer stays in this figure: its fair peer is work
  *
  * Every round runs all cases in turn, so that a drift of the machine meets all of them; ratios are taken within a round.
  * usage: dsa-rtt --dsad PATH [--requests N] [--rounds N] */
@@ -34,8 +35,8 @@
 
 extern char **environ;
 
-enum what { RAW, GRPC, DSAD, LAUNCH, N_WHAT };
-static const char *const what_names[] = {"raw", "grpc", "dsad", "launch"};
+enum what { RAW, GRPC, WORK, DSAD, LAUNCH, N_WHAT };
+static const char *const what_names[] = {"raw", "grpc", "work", "dsad", "launch"};
 
 struct figure {
     double p50, p99,
@@ -46,6 +47,7 @@ struct bench {
     const char *self, *dsad;
     char dir[64];
     int n_requests, n_rounds;
+    uint64_t work_ns;                             /* what a launch takes */
     struct figure figures[N_WHAT][2][MAX_ROUNDS]; /* [what][spin][round] */
 };
 
@@ -69,12 +71,13 @@ static void pin(int cpu)
 static pid_t launch(const struct bench *bench, enum what what, int spin, char *path, size_t n_path)
 {
     static int serial;
-    char listen[160], spin_text[12];
+    char listen[160], spin_text[12], work_text[24];
     pid_t pid = -1;
 
     snprintf(path, n_path, "%s/%d.sock", bench->dir, serial++);
     snprintf(listen, sizeof(listen), "unix:%s", path);
     snprintf(spin_text, sizeof(spin_text), "%d", spin);
+    snprintf(work_text, sizeof(work_text), "%" PRIu64, what == WORK ? bench->work_ns : 0);
     if (what >= DSAD) {
         char *argv[] = {(char *)(uintptr_t)bench->dsad,
                         "--listen",
@@ -89,8 +92,12 @@ static pid_t launch(const struct bench *bench, enum what what, int spin, char *p
 
         posix_spawn(&pid, bench->dsad, NULL, NULL, argv, environ);
     } else {
-        char *argv[] = {(char *)(uintptr_t)bench->self, what == RAW ? "--serve-raw" : "--serve-grpc", path,
-                        spin_text, NULL};
+        char *argv[] = {(char *)(uintptr_t)bench->self,
+                        what == RAW ? "--serve-raw" : "--serve-grpc",
+                        path,
+                        spin_text,
+                        work_text,
+                        NULL};
 
         posix_spawn(&pid, "/proc/self/exe", NULL, NULL, argv, environ);
     }
@@ -168,8 +175,8 @@ static bool prepare(struct attend_case *c, const char *path, int spin, int32_t l
     return true;
 }
 
-/* One after the other; the launch's time, as the server reports it, is taken off each. */
-static bool run_single(struct attend_case *c, int n_requests, uint64_t *times)
+/* One after the other; the launch's time, as the server reports it, is taken off each and told in launches (or NULL). */
+static bool run_single(struct attend_case *c, int n_requests, uint64_t *times, uint64_t *launches)
 {
     for (int i = 0; i < n_requests; i++) {
         struct dsa_result result;
@@ -183,6 +190,8 @@ static bool run_single(struct attend_case *c, int n_requests, uint64_t *times)
         took = bench_now_ns() - begin;
         device = result.timings.device_us * 1000;
         times[i] = took > device ? took - device : 0;
+        if (launches)
+            launches[i] = device;
     }
     return true;
 }
@@ -262,11 +271,15 @@ static bool measure_latency(const struct bench *bench, enum what what, const cha
     case RAW:
         return bench_raw_client(path, spin, n_warm, NULL) > 0 && bench_raw_client(path, spin, n, times) > 0;
     case GRPC:
-        return bench_grpc_client(path, spin, n_warm, 1, NULL) > 0
-               && bench_grpc_client(path, spin, n, 1, times) > 0;
+    case WORK:
+        ok = bench_grpc_client(path, spin, n_warm, 1, NULL) > 0
+             && bench_grpc_client(path, spin, n, 1, times) > 0;
+        for (int i = 0; what == WORK && i < n; i++)
+            times[i] -= times[i] > bench->work_ns ? bench->work_ns : times[i];
+        return ok;
     default:
-        ok = prepare(&c, path, spin, what == LAUNCH ? TOPK : 0) && run_single(&c, n_warm, times)
-             && run_single(&c, n, times);
+        ok = prepare(&c, path, spin, what == LAUNCH ? TOPK : 0) && run_single(&c, n_warm, times, NULL)
+             && run_single(&c, n, times, NULL);
         dsa_close(c.client);
         return ok;
     }
@@ -283,7 +296,7 @@ static bool measure_rate(const struct bench *bench, enum what what, const char *
     int n = bench->n_requests * 4;
     struct attend_case c = {0};
 
-    if (what == GRPC) {
+    if (what == GRPC || what == WORK) {
         bench_grpc_client(path, spin, n / 4, INFLIGHT, NULL); /* warm */
         figure->rate = rate_of(n, bench_grpc_client(path, spin, n, INFLIGHT, NULL));
         return figure->rate > 0;
@@ -325,6 +338,33 @@ static bool measure(struct bench *bench, enum what what, int spin, struct figure
     return ok;
 }
 
+/* What a launch takes, pinned as in the latency runs. */
+static bool learn_work(struct bench *bench)
+{
+    int n = bench->n_requests;
+    uint64_t *times = calloc((size_t)n * 2 + 1, sizeof(*times));
+    struct attend_case c = {0};
+    char path[128];
+    pid_t pid;
+    int probe;
+    bool ok;
+
+    pin(1);
+    pid = launch(bench, LAUNCH, 1, path, sizeof(path));
+    pin(0);
+    probe = bench_connect(path);
+    close(probe);
+    ok = times && pid > 0 && probe >= 0 && prepare(&c, path, 1, TOPK) && run_single(&c, n, times, times + n);
+    dsa_close(c.client);
+    end(pid);
+    if (ok) {
+        qsort(times + n, (size_t)n, sizeof(*times), compare_u64);
+        bench->work_ns = times[n + n / 2];
+    }
+    free(times);
+    return ok;
+}
+
 static double column(const struct bench *bench, enum what what, int spin, size_t offset, enum what under)
 {
     double values[MAX_ROUNDS];
@@ -343,19 +383,28 @@ static double column(const struct bench *bench, enum what what, int spin, size_t
 #define COLUMN(bench, what, spin, name, under)                                                               \
     column(bench, (enum what)(what), spin, offsetof(struct figure, name), under)
 
+static void report_ratios(const struct bench *bench, int what, int spin, enum what under)
+{
+    printf(" %9.2f %9.2f %9.2f", COLUMN(bench, what, spin, p50, under), COLUMN(bench, what, spin, p99, under),
+           COLUMN(bench, what, spin, rate, under));
+}
+
 static void report(const struct bench *bench)
 {
-    printf("median of %d rounds, %d round trips each; dsad and launch: 1 row, %d heads, width %d, memfd\n",
-           bench->n_rounds, bench->n_requests, HEADS, TOPK);
-    printf("%-6s %-5s %9s %9s %14s %9s %9s %10s\n", "what", "spin", "p50 us", "p99 us", "msg/s, 64 out",
-           "p50/grpc", "p99/grpc", "rate/grpc");
+    printf("median of %d rounds, %d round trips each; dsad and launch: 1 row, %d heads, width %d, memfd; "
+           "a launch takes %.1f us\n",
+           bench->n_rounds, bench->n_requests, HEADS, TOPK, (double)bench->work_ns / 1e3);
+    printf("%-6s %-4s %8s %8s %13s %9s %9s %9s %9s %9s %9s\n", "what", "spin", "p50 us", "p99 us",
+           "msg/s, 64 out", "p50/grpc", "p99/grpc", "rate/grpc", "p50/work", "p99/work", "rate/work");
     for (int spin = 0; spin < 2; spin++) {
         for (int what = 0; what < N_WHAT; what++) {
-            printf("%-6s %-5s %9.1f %9.1f %14.0f", what_names[what], spin ? "yes" : "no",
+            printf("%-6s %-4s %8.1f %8.1f %13.0f", what_names[what], spin ? "yes" : "no",
                    COLUMN(bench, what, spin, p50, N_WHAT), COLUMN(bench, what, spin, p99, N_WHAT),
                    COLUMN(bench, what, spin, rate, N_WHAT));
-            printf(" %9.2f %9.2f %10.2f\n", COLUMN(bench, what, spin, p50, GRPC),
-                   COLUMN(bench, what, spin, p99, GRPC), COLUMN(bench, what, spin, rate, GRPC));
+            report_ratios(bench, what, spin, GRPC);
+            if (what == LAUNCH)
+                report_ratios(bench, what, spin, WORK);
+            printf("\n");
         }
     }
 }
@@ -363,8 +412,10 @@ static void report(const struct bench *bench)
 static int run(struct bench *bench)
 {
     snprintf(bench->dir, sizeof(bench->dir), "/tmp/dsa-rtt.XXXXXX");
-    if (!mkdtemp(bench->dir))
+    if (!mkdtemp(bench->dir) || !learn_work(bench)) {
+        fprintf(stderr, "dsa-rtt: cannot start\n");
         return 1;
+    }
     for (int round = 0; round < bench->n_rounds; round++)
         for (int spin = 0; spin < 2; spin++)
             for (int i = 0; i < N_WHAT; i++) {
@@ -383,10 +434,10 @@ int main(int argc, char **argv)
 {
     struct bench bench = {.self = argv[0], .n_requests = 3000, .n_rounds = 5};
 
-    if (argc == 4 && strcmp(argv[1], "--serve-raw") == 0)
+    if (argc == 5 && strcmp(argv[1], "--serve-raw") == 0)
         return bench_raw_server(argv[2], atoi(argv[3]));
-    if (argc == 4 && strcmp(argv[1], "--serve-grpc") == 0)
-        return bench_grpc_server(argv[2], atoi(argv[3]));
+    if (argc == 5 && strcmp(argv[1], "--serve-grpc") == 0)
+        return bench_grpc_server(argv[2], atoi(argv[3]), strtoull(argv[4], NULL, 10));
     for (int i = 1; i + 1 < argc; i += 2) {
         if (strcmp(argv[i], "--dsad") == 0)
             bench.dsad = argv[i + 1];
