@@ -1,5 +1,5 @@
 /* attend_sm90.h - which attend_sm90 kernel a launch takes, and its geometry. Plain C11 and C++, no CUDA header, no state:
- * any thread. The constants here are the ones the kernels are built from (attend_sm90.cuh asserts them).
+ * any thread. The constants here are the ones the kernels are built from (attend_sm90_shape.cuh asserts them).
  *
  * Kernels (one parameter each: const struct dsk_attend_block *, a device address):
  *   attend_sm90_<latent>_<rope>_h<heads>     512_64, 512_0, 256_0; heads per CTA 8, 16, 32, 64
