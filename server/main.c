@@ -426,7 +426,6 @@ static dsa_status start(struct server *server, struct srv_err *err)
     if ((rc = derive_config(server, err)) != DSA_OK || (rc = derive_paths(server, err)) != DSA_OK
         || (rc = svc_create(&server->config, &server->svc, err)) != DSA_OK)
         return rc;
-    wire_keep_blocks(SPARE_BLOCKS);
     server->svc->layout = dsk_layout_get(server->layout);
     server->svc->n_pages = server->n_pages;
     server->svc->write_rule = server->write_rule;
@@ -456,7 +455,6 @@ static void stop(struct server *server)
     rpc_destroy(server->rpc);
     srv_worker_free(server->svc->worker);
     svc_destroy(server->svc);
-    wire_keep_blocks(0);
     srv_descriptors_unload();
 }
 
