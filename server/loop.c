@@ -20,7 +20,7 @@
 /* Messages without a pause after which the loop counts as busy. */
 #define BUSY_MESSAGES 2
 
-/* While spinning: looks at gRPC for each look at uv, whose events are rare and may wait some microseconds. */
+/* While spinning: looks at gRPC for each look at the clock and at uv, whose events are rare and may wait some microseconds. */
 #define LOOKS_PER_UV 16
 
 struct signal_watch {
@@ -220,19 +220,24 @@ static bool look_and_serve(struct srv_loop *loop)
     return settle(loop, false) || got;
 }
 
-/* Polls until nothing has come for spin_us. */
+/* Polls until nothing has come for spin_us, or a little longer. */
 static void spin(struct srv_loop *loop)
 {
-    uint64_t idle_since = srv_now_us();
-    unsigned n = 0;
+    uint64_t now = srv_now_us(), idle_since = now;
+    bool worked = false;
 
-    while (!loop->is_stopping && srv_now_us() - idle_since < loop->spin_us) {
+    for (unsigned n = 1; !loop->is_stopping && now - idle_since < loop->spin_us; n++) {
         if (look_and_serve(loop))
-            idle_since = srv_now_us();
+            worked = true;
         else
             sched_yield(); /* on a machine with fewer cores than spinners the others must get on */
-        if (++n % LOOKS_PER_UV == 0)
-            serve_uv(loop);
+        if (n % LOOKS_PER_UV != 0)
+            continue;
+        serve_uv(loop);
+        now = srv_now_us();
+        if (worked)
+            idle_since = now;
+        worked = false;
     }
 }
 

@@ -24,12 +24,18 @@
 #include "server/rpc.h"
 #include "server/status.h"
 #include "server/svc.h"
+#include "server/wire.h"
 #include "server/worker.h"
 
 #define TICK_US       250000
 #define MAX_PIECES    (1 << 19) /* of one answer: half of what a ring can hold */
 #define DRAIN_TICK_US 10000
-#define GOAWAY_US     200000 /* what clients get to answer the goodbye before their calls are cancelled */
+#if defined(DSA_SANITIZE_address) || defined(DSA_SANITIZE_thread)
+#define SPARE_BLOCKS 0 /* so that they see memory that is used after its end */
+#else
+#define SPARE_BLOCKS 256
+#endif
+#define GOAWAY_US 200000 /* what clients get to answer the goodbye before their calls are cancelled */
 
 enum phase { SERVING, DRAINING, SAYING_GOODBYE, CANCELLING };
 
@@ -426,6 +432,7 @@ static dsa_status start(struct server *server, struct srv_err *err)
     if ((rc = derive_config(server, err)) != DSA_OK || (rc = derive_paths(server, err)) != DSA_OK
         || (rc = svc_create(&server->config, &server->svc, err)) != DSA_OK)
         return rc;
+    wire_keep_blocks(SPARE_BLOCKS);
     server->svc->layout = dsk_layout_get(server->layout);
     server->svc->n_pages = server->n_pages;
     server->svc->write_rule = server->write_rule;
@@ -455,6 +462,7 @@ static void stop(struct server *server)
     rpc_destroy(server->rpc);
     srv_worker_free(server->svc->worker);
     svc_destroy(server->svc);
+    wire_keep_blocks(0);
     srv_descriptors_unload();
 }
 

@@ -22,6 +22,11 @@
  * faster than many; arms are refilled before a call is handled. */
 #define N_ARMED 24
 
+/* A message that others wait behind need not go out by itself: gRPC may gather small ones into one write. Not too many, so that
+ * the peer gets to work meanwhile. */
+#define MAX_GATHERED       15
+#define MAX_GATHERED_BYTES 1024
+
 /* Connections on higher descriptors count as not local. */
 #define MAX_TRACKED_FDS 65536
 
@@ -58,6 +63,7 @@ struct rpc_call {
     size_t sending_bytes;
     uint64_t send_since_us;       /* when the message in flight was given to gRPC */
     struct rpc_call *prev, *next; /* all calls */
+    unsigned n_gathered;          /* messages given to gRPC since it was last told to write */
     unsigned n_tags;              /* batches in flight; the call is freed at 0 */
     struct rpc_call *next_reader; /* of those that want their next message */
     bool is_local;
@@ -287,6 +293,12 @@ static grpc_byte_buffer *add_message_op(struct rpc_call *call, grpc_op *ops, siz
     message_free(message);
     memset(&ops[*n], 0, sizeof(ops[*n]));
     ops[*n].op = GRPC_OP_SEND_MESSAGE;
+    if (call->first && call->sending_bytes <= MAX_GATHERED_BYTES && call->n_gathered < MAX_GATHERED) {
+        ops[*n].flags = GRPC_WRITE_BUFFER_HINT;
+        call->n_gathered++;
+    } else {
+        call->n_gathered = 0;
+    }
     ops[*n].data.send_message.send_message = buffer;
     (*n)++;
     return buffer;
@@ -322,11 +334,11 @@ static void start_send(struct rpc_call *call)
         buffer = add_message_op(call, ops, &n);
     if (is_final)
         add_status_op(call, &ops[n++]);
-    call->send_since_us = srv_now_us();
     if (is_final)
         call->is_finishing = start_batch(call, ops, n, &call->finish_tag);
     else
         call->is_sending = start_batch(call, ops, n, &call->send_tag);
+    call->send_since_us = srv_now_us(); /* now that the message is on its way */
     if (buffer)
         grpc_byte_buffer_destroy(buffer); /* start_batch took its slices */
 }

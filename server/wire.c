@@ -26,6 +26,49 @@ struct wire_arena {
     bool is_out_of_memory;
 };
 
+static struct block *spare_blocks; /* of BLOCK_BYTES each */
+static unsigned n_spare_blocks, max_spare_blocks;
+
+void wire_keep_blocks(unsigned max_blocks)
+{
+    struct block *block;
+
+    max_spare_blocks = max_blocks;
+    while (n_spare_blocks > max_blocks) {
+        block = spare_blocks;
+        spare_blocks = block->next;
+        n_spare_blocks--;
+        free(block);
+    }
+}
+
+static struct block *block_get(size_t n)
+{
+    size_t size = n > BLOCK_BYTES ? n : BLOCK_BYTES;
+    struct block *block = size == BLOCK_BYTES ? spare_blocks : NULL;
+
+    if (block) {
+        spare_blocks = block->next;
+        n_spare_blocks--;
+    } else if ((block = malloc(sizeof(*block) + size)) == NULL) {
+        return NULL;
+    }
+    block->used = 0;
+    block->size = size;
+    return block;
+}
+
+static void block_put(struct block *block)
+{
+    if (block->size != BLOCK_BYTES || n_spare_blocks >= max_spare_blocks) {
+        free(block);
+        return;
+    }
+    block->next = spare_blocks;
+    spare_blocks = block;
+    n_spare_blocks++;
+}
+
 static void *arena_take(struct wire_arena *arena, size_t n)
 {
     struct block *block = arena->blocks;
@@ -33,13 +76,9 @@ static void *arena_take(struct wire_arena *arena, size_t n)
     void *at;
 
     if (!block || block->size - block->used < need) {
-        size_t size = need > BLOCK_BYTES ? need : BLOCK_BYTES;
-
-        block = malloc(sizeof(*block) + size);
+        block = block_get(need);
         if (!block)
             return NULL;
-        block->used = 0;
-        block->size = size;
         block->next = arena->blocks;
         arena->blocks = block;
     }
@@ -96,7 +135,11 @@ dsa_status wire_unpack(const ProtobufCMessageDescriptor *type, const uint8_t *by
 
 struct wire_arena *wire_arena_create(void)
 {
-    return calloc(1, sizeof(struct wire_arena));
+    struct wire_arena *arena = malloc(sizeof(*arena)); /* not calloc, which goes past glibc's cache */
+
+    if (arena)
+        *arena = (struct wire_arena){0};
+    return arena;
 }
 
 void wire_arena_free(struct wire_arena *arena)
@@ -107,7 +150,7 @@ void wire_arena_free(struct wire_arena *arena)
         return;
     for (block = arena->blocks; block; block = next) {
         next = block->next;
-        free(block);
+        block_put(block);
     }
     free(arena);
 }

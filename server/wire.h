@@ -28,6 +28,9 @@ SRV_MUST_CHECK dsa_status wire_unpack(const ProtobufCMessageDescriptor *type, co
 struct wire_arena *
 wire_arena_create(void); /* an empty one, for requests without a message; NULL: no memory */
 void wire_arena_free(struct wire_arena *arena); /* NULL is fine */
+/* Keep up to so many blocks (4 KiB each) of freed arenas for the next ones: malloc hands out so large ones slowly, and every
+ * message takes one. 0, as at the start, keeps none and frees those that are kept. */
+void wire_keep_blocks(unsigned max_blocks);
 
 /* Reads a varint at *at and moves past it. False: it does not end before `end`, or has more than 64 bits. */
 bool wire_varint(const uint8_t **at, const uint8_t *end, uint64_t *value_p);

@@ -9,6 +9,11 @@
 
 #define DETAILS_KEY "grpc-status-details-bin"
 
+/* A message that others wait behind need not go out by itself: gRPC may gather small ones into one write. Not too many, so that
+ * the server gets to work meanwhile. */
+#define MAX_GATHERED       15
+#define MAX_GATHERED_BYTES 1024
+
 /* ---- messages -------------------------------------------------------------------------------- */
 
 static grpc_byte_buffer *pack(const ProtobufCMessage *message, size_t size)
@@ -22,15 +27,33 @@ static grpc_byte_buffer *pack(const ProtobufCMessage *message, size_t size)
     return buffer;
 }
 
-static dsa_status pack_checked(struct dsa_client *client, const ProtobufCMessage *message,
+/* A small message is packed aside, which spares walking through it for its size first. */
+static grpc_byte_buffer *pack_small(const ProtobufCMessage *message)
+{
+    uint8_t bytes[DSA__SMALL_BYTES];
+    size_t size = protobuf_c_message_pack(message, bytes);
+    grpc_slice slice = grpc_slice_from_copied_buffer((const char *)bytes, size);
+    grpc_byte_buffer *buffer = grpc_raw_byte_buffer_create(&slice, 1);
+
+    grpc_slice_unref(slice);
+    return buffer;
+}
+
+static dsa_status pack_checked(struct dsa_client *client, const ProtobufCMessage *message, bool is_small,
                                grpc_byte_buffer **buffer_p, struct dsa_error *err)
 {
-    size_t size = protobuf_c_message_get_packed_size(message);
+    uint64_t limit = client->max_send_bytes;
+    size_t size;
 
-    if (client->max_send_bytes != 0 && size > client->max_send_bytes)
+    if (is_small && (limit == 0 || limit >= DSA__SMALL_BYTES)) {
+        *buffer_p = pack_small(message);
+        return DSA_OK;
+    }
+    size = protobuf_c_message_get_packed_size(message);
+    if (limit != 0 && size > limit)
         return dsa__fail(err, DSA_E_TOO_LARGE, NULL,
                          "the message has %zu bytes, the server takes %llu; use memory", size,
-                         (unsigned long long)client->max_send_bytes);
+                         (unsigned long long)limit);
     *buffer_p = pack(message, size);
     return DSA_OK;
 }
@@ -161,7 +184,7 @@ static dsa_status unary_call(struct dsa_client *client, const char *method, cons
 {
     struct unary unary = {.text = grpc_empty_slice()};
     grpc_call *call;
-    dsa_status status = pack_checked(client, request, &unary.request, err);
+    dsa_status status = pack_checked(client, request, false, &unary.request, err);
 
     if (status != DSA_OK)
         return status;
@@ -247,6 +270,25 @@ static void recv_next(struct bidi *bidi)
     start(bidi, &op, 1, &bidi->recv_op);
 }
 
+/* Takes the message. */
+static void start_send(struct bidi *bidi, grpc_byte_buffer *message)
+{
+    grpc_op op;
+
+    memset(&op, 0, sizeof(op));
+    op.op = GRPC_OP_SEND_MESSAGE;
+    op.data.send_message.send_message = message;
+    if (bidi->head && grpc_byte_buffer_length(message) <= MAX_GATHERED_BYTES
+        && bidi->n_gathered < MAX_GATHERED) {
+        op.flags = GRPC_WRITE_BUFFER_HINT;
+        bidi->n_gathered++;
+    } else {
+        bidi->n_gathered = 0;
+    }
+    bidi->is_sending = start(bidi, &op, 1, &bidi->send_op);
+    grpc_byte_buffer_destroy(message); /* start_batch took the slices */
+}
+
 static void send_next(struct bidi *bidi)
 {
     struct outgoing *out = bidi->head;
@@ -254,20 +296,41 @@ static void send_next(struct bidi *bidi)
 
     if (bidi->is_sending || bidi->has_status)
         return;
-    memset(&op, 0, sizeof(op));
     if (out) {
         bidi->head = out->next;
         if (!bidi->head)
             bidi->tail = &bidi->head;
-        op.op = GRPC_OP_SEND_MESSAGE;
-        op.data.send_message.send_message = out->message;
-        bidi->is_sending = start(bidi, &op, 1, &bidi->send_op);
-        grpc_byte_buffer_destroy(out->message); /* start_batch took the slices */
+        start_send(bidi, out->message);
         free(out);
     } else if (bidi->is_close_wanted && !bidi->is_close_sent) {
+        memset(&op, 0, sizeof(op));
         op.op = GRPC_OP_SEND_CLOSE_FROM_CLIENT;
         bidi->is_close_sent = true;
         start(bidi, &op, 1, &bidi->close_op);
+    }
+}
+
+/* The list holds the call like a batch does. */
+static void receive_next(struct bidi *bidi)
+{
+    if (!bidi->is_quiet) {
+        recv_next(bidi);
+        return;
+    }
+    bidi->n_ops++;
+    bidi->next_quiet = bidi->client->quiet;
+    bidi->client->quiet = bidi;
+}
+
+void dsa__bidi_listen(struct dsa_client *client)
+{
+    struct bidi *bidi;
+
+    while ((bidi = client->quiet) != NULL) {
+        client->quiet = bidi->next_quiet;
+        bidi->is_quiet = false;
+        recv_next(bidi);
+        settle(bidi); /* may free it */
     }
 }
 
@@ -286,10 +349,9 @@ static void on_recv(struct op *op, bool ok)
     (void)ok; /* the pointer tells: NULL is the end, whatever ok says */
     bidi->received = NULL;
     if (message) {
-        /* Armed before the message is looked at, so that the next one is read meanwhile. */
-        recv_next(bidi);
         with_bytes(message, deliver, bidi);
         grpc_byte_buffer_destroy(message);
+        receive_next(bidi);
     }
     settle(bidi);
 }
@@ -367,25 +429,36 @@ dsa_status dsa__bidi_open(struct bidi *bidi, struct dsa_client *client, const ch
     return DSA_OK;
 }
 
-dsa_status dsa__bidi_send(struct bidi *bidi, const ProtobufCMessage *message, struct dsa_error *err)
+static bool enqueue(struct bidi *bidi, grpc_byte_buffer *message)
 {
-    struct outgoing *out;
+    struct outgoing *out = malloc(sizeof(*out));
+
+    if (!out)
+        return false;
+    out->next = NULL;
+    out->message = message;
+    *bidi->tail = out;
+    bidi->tail = &out->next;
+    return true;
+}
+
+dsa_status dsa__bidi_send(struct bidi *bidi, const ProtobufCMessage *message, bool is_small,
+                          struct dsa_error *err)
+{
+    grpc_byte_buffer *buffer = NULL;
     dsa_status status;
 
     if (bidi->has_status || bidi->is_close_wanted)
         return dsa__fail(err, DSA_E_CONNECT, NULL, "the stream has ended");
-    out = malloc(sizeof(*out));
-    if (!out)
-        return dsa__fail(err, DSA_E_NO_MEMORY, NULL, "no memory for a message");
-    status = pack_checked(bidi->client, message, &out->message, err);
-    if (status != DSA_OK) {
-        free(out);
+    status = pack_checked(bidi->client, message, is_small, &buffer, err);
+    if (status != DSA_OK)
         return status;
+    if (!bidi->is_sending && !bidi->head) {
+        start_send(bidi, buffer);
+    } else if (!enqueue(bidi, buffer)) {
+        grpc_byte_buffer_destroy(buffer);
+        return dsa__fail(err, DSA_E_NO_MEMORY, NULL, "no memory for a message");
     }
-    out->next = NULL;
-    *bidi->tail = out;
-    bidi->tail = &out->next;
-    send_next(bidi);
     return DSA_OK;
 }
 

@@ -35,6 +35,7 @@ struct op {
 };
 
 struct dsa_client;
+struct bidi;
 
 uint64_t dsa__now_us(void); /* monotonic. Any thread. */
 
@@ -63,13 +64,20 @@ struct outgoing {
 
 /* A call with a stream in at least one direction. At most one SEND and one RECV are in flight (gRPC's rule),
  * so messages queue here. on_over is called once, after the last message, when no batch is in flight any
- * more. */
+ * more.
+ *
+ * Starting a receive makes gRPC write a window update: a system call and a packet of its own, unless a message
+ * goes out before. So on_message may set is_quiet, saying that it expects nothing until the next message is sent;
+ * the next receive then waits in client->quiet, and starts when the client pumps next. */
 struct bidi {
     struct dsa_client *client;
     grpc_call *call;
     struct op start_op, recv_op, send_op, close_op, status_op;
     unsigned n_ops;
+    unsigned n_gathered; /* messages given to gRPC since it was last told to write */
     bool is_sending, is_close_wanted, is_close_sent, has_status, is_over;
+    bool is_quiet;           /* see above */
+    struct bidi *next_quiet; /* in client->quiet; only while is_quiet */
     struct outgoing *head, **tail;
     grpc_byte_buffer *received;
     grpc_metadata_array initial, trailing;
@@ -83,11 +91,16 @@ struct bidi {
 dsa_status dsa__bidi_open(struct bidi *bidi, struct dsa_client *client, const char *method,
                           uint64_t deadline_us, void (*on_message)(struct bidi *, const uint8_t *, size_t),
                           void (*on_over)(struct bidi *), struct dsa_error *err);
-dsa_status dsa__bidi_send(struct bidi *bidi, const ProtobufCMessage *message, struct dsa_error *err);
+/* is_small: the message packs into DSA__SMALL_BYTES or less, whatever its numbers are. */
+#define DSA__SMALL_BYTES 2048
+dsa_status dsa__bidi_send(struct bidi *bidi, const ProtobufCMessage *message, bool is_small,
+                          struct dsa_error *err);
 void dsa__bidi_half_close(struct bidi *bidi);
 void dsa__bidi_cancel(struct bidi *bidi);
 /* How it ended; only once over. DSA_OK or the error. */
 dsa_status dsa__bidi_status(const struct bidi *bidi, struct dsa_error *err);
+/* Starts the receives that wait. Before any wait for events. */
+void dsa__bidi_listen(struct dsa_client *client);
 /* Frees what an over call holds. */
 void dsa__bidi_fini(struct bidi *bidi);
 
@@ -123,6 +136,7 @@ struct dsa_client {
     uint64_t rpc_timeout_us;
     uint64_t max_send_bytes; /* 0 = not known yet */
     uint32_t spin_us;
+    uint32_t n_pumps; /* wraps */
     dsa_lost_fn on_lost;
     void *on_lost_arg;
     struct session session;
@@ -132,6 +146,7 @@ struct dsa_client {
     uint64_t next_ticket;
     struct dsa_stream *stream;  /* the client's own, or NULL */
     struct dsa_stream *streams; /* all, linked */
+    struct bidi *quiet;         /* calls whose next receive has not been started */
     struct dsa_memory *memories;
     struct dsa_request *requests;             /* every request object, for dsa_close */
     struct dsa_request *due_head, **due_tail; /* completed, callback not yet run */

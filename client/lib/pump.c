@@ -5,7 +5,9 @@
 
 #include "client/lib/internal.h"
 
-#define MAX_READY 256
+#define MAX_READY      256
+#define PUMPS_PER_BEAT 64
+#define MAX_SLEEP_US   UINT64_C(3600000000) /* far beyond any wait; keeps sums of times in range */
 
 uint64_t dsa__now_us(void)
 {
@@ -31,6 +33,7 @@ unsigned dsa__pump_ready(struct dsa_client *client)
 {
     unsigned n = 0, n_empty = 0;
 
+    dsa__bidi_listen(client);
     /* A deadline in the past returns at once; "now" would be rounded up to the next millisecond. Such a call
      * takes one thing from the poller, and that may be a mere wake-up: only two empty ones in a row mean that
      * nothing is there. */
@@ -45,26 +48,40 @@ unsigned dsa__pump_ready(struct dsa_client *client)
     return n;
 }
 
-bool dsa__pump(struct dsa_client *client, uint64_t until_us)
+/* Looks at the queue without sleeping for as long as the client spins. *now_p: when it last looked. */
+static bool spin(struct dsa_client *client, uint64_t until_us, uint64_t *now_p)
 {
-    uint64_t now = dsa__now_us(), spin_end = now + client->spin_us, wake = until_us;
-    gpr_timespec deadline;
+    uint64_t end_us = *now_p + client->spin_us;
 
-    dsa__heartbeat_if_due(client, now);
-    do {
+    if (end_us > until_us)
+        end_us = until_us;
+    while (*now_p < end_us) {
+        sched_yield(); /* on a machine with fewer cores than spinners the others must get on */
         if (handle_one(client, gpr_inf_past(GPR_CLOCK_MONOTONIC)))
             return true;
-        if (client->spin_us > 0)
-            sched_yield(); /* on a machine with fewer cores than spinners the others must get on */
-        now = dsa__now_us();
-    } while (now < spin_end && now < until_us);
+        *now_p = dsa__now_us();
+    }
+    return false;
+}
+
+bool dsa__pump(struct dsa_client *client, uint64_t until_us)
+{
+    uint64_t now, wake = until_us;
+
+    dsa__bidi_listen(client);
+    /* What is there already needs no clock, except now and then for the heartbeat. */
+    if (++client->n_pumps % PUMPS_PER_BEAT != 0 && handle_one(client, gpr_inf_past(GPR_CLOCK_MONOTONIC)))
+        return true;
+    now = dsa__now_us();
+    dsa__heartbeat_if_due(client, now);
+    if (spin(client, until_us, &now))
+        return true;
     if (client->session.is_open && client->session.heartbeat_due_us < wake)
         wake = client->session.heartbeat_due_us;
     if (wake <= now)
         return false;
-    if (wake - now > UINT64_C(3600000000)) /* far beyond any wait; keeps the sum below in range */
-        wake = now + UINT64_C(3600000000);
-    deadline =
-        gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC), gpr_time_from_micros((int64_t)(wake - now), GPR_TIMESPAN));
-    return handle_one(client, deadline);
+    if (wake - now > MAX_SLEEP_US)
+        wake = now + MAX_SLEEP_US;
+    return handle_one(client, gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC),
+                                           gpr_time_from_micros((int64_t)(wake - now), GPR_TIMESPAN)));
 }

@@ -248,7 +248,7 @@ dsa_status dsa_export(struct dsa_client *client, uint64_t sequence, uint32_t lay
         pthread_mutex_unlock(&client->lock);
         return status;
     }
-    status = dsa__bidi_send(&export.bidi, &request.base, err);
+    status = dsa__bidi_send(&export.bidi, &request.base, false, err);
     if (status == DSA_OK)
         dsa__bidi_half_close(&export.bidi);
     else

@@ -106,7 +106,7 @@ dsa_status dsa__session_open(struct dsa_client *client, const struct dsa_options
     if (status != DSA_OK)
         return status;
     session->is_started = true;
-    status = dsa__bidi_send(&session->bidi, &request.base, err);
+    status = dsa__bidi_send(&session->bidi, &request.base, false, err);
     if (status != DSA_OK)
         return status;
     while (!session->is_open && !session->bidi.is_over && session->opening.code == DSA_OK) {
@@ -163,7 +163,7 @@ void dsa__heartbeat_if_due(struct dsa_client *client, uint64_t now_us)
     request.kind_case = DSA__V1__SESSION_REQUEST__KIND_HEARTBEAT;
     request.heartbeat = &beat;
     /* A failure means that the stream is over, which on_over reports. */
-    (void)dsa__bidi_send(&session->bidi, &request.base, NULL);
+    (void)dsa__bidi_send(&session->bidi, &request.base, false, NULL);
 }
 
 /* Only tries the lock: whoever holds it pumps and sends heartbeats by itself. True when it had its turn. */

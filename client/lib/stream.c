@@ -1,5 +1,7 @@
 /* stream.c - Attend streams and the life of the requests on them: pending, answered in pieces, done,
  * freed. */
+#include <stddef.h>
+#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -158,12 +160,44 @@ static struct dsa_request *find_request(struct dsa_stream *stream, uint64_t id)
     return request && request->id == id ? request : NULL;
 }
 
+/* Memory of an unpacked reply: most fit a buffer on the stack, and what does not comes from malloc. */
+struct scratch {
+    size_t used;
+    max_align_t bytes[512 / sizeof(max_align_t)];
+};
+
+static void *scratch_alloc(void *data, size_t n)
+{
+    struct scratch *scratch = data;
+    size_t need = (n + sizeof(max_align_t) - 1) / sizeof(max_align_t) * sizeof(max_align_t);
+    void *at;
+
+    if (n > sizeof(scratch->bytes) || need > sizeof(scratch->bytes) - scratch->used)
+        return malloc(n);
+    at = (char *)scratch->bytes + scratch->used;
+    scratch->used += need;
+    return at;
+}
+
+static void scratch_free(void *data, void *at)
+{
+    struct scratch *scratch = data;
+    uintptr_t offset = (uintptr_t)at - (uintptr_t)scratch->bytes;
+
+    if (offset >= sizeof(scratch->bytes))
+        free(at);
+}
+
 static void stream_message(struct bidi *bidi, const uint8_t *data, size_t n)
 {
     struct dsa_stream *stream = (struct dsa_stream *)bidi;
-    Dsa__V1__AttendReply *reply = dsa__v1__attend_reply__unpack(NULL, n, data);
+    struct scratch scratch;
+    ProtobufCAllocator allocator = {scratch_alloc, scratch_free, &scratch};
+    Dsa__V1__AttendReply *reply;
     struct dsa_request *request;
 
+    scratch.used = 0; /* the bytes are not looked at before they are written */
+    reply = dsa__v1__attend_reply__unpack(&allocator, n, data);
     if (!reply) {
         dsa__bidi_cancel(bidi); /* which request it answered is unknown: none of them can be trusted to end */
         return;
@@ -171,7 +205,8 @@ static void stream_message(struct bidi *bidi, const uint8_t *data, size_t n)
     request = find_request(stream, reply->request_id);
     if (request)
         take_piece(request, reply);
-    dsa__v1__attend_reply__free_unpacked(reply, NULL);
+    bidi->is_quiet = stream->n_free == stream->n_slots;
+    dsa__v1__attend_reply__free_unpacked(reply, &allocator);
 }
 
 static void stream_free(struct dsa_stream *stream)
@@ -341,11 +376,12 @@ dsa_status dsa__request_alloc(struct dsa_stream *stream, struct callback callbac
     if (limit != 0 && n_inflight >= limit)
         return dsa__fail(err, DSA_E_QUEUE_FULL, NULL, "%u requests of this stream are unanswered",
                          n_inflight);
-    request = calloc(1, sizeof(*request));
+    request = malloc(sizeof(*request)); /* not calloc, which goes past glibc's cache */
     if (!request || (stream->n_free == 0 && !grow_slots(stream))) {
         free(request);
         return dsa__fail(err, DSA_E_NO_MEMORY, NULL, "no memory for a request");
     }
+    memset(request, 0, sizeof(*request));
     request->client = client;
     request->stream = stream;
     request->callback = callback;
@@ -354,7 +390,7 @@ dsa_status dsa__request_alloc(struct dsa_stream *stream, struct callback callbac
     return DSA_OK;
 }
 
-dsa_status dsa__request_send(struct dsa_request *request, Dsa__V1__AttendRequest *message,
+dsa_status dsa__request_send(struct dsa_request *request, Dsa__V1__AttendRequest *message, bool is_small,
                              struct dsa_error *err)
 {
     struct dsa_stream *stream = request->stream;
@@ -365,7 +401,7 @@ dsa_status dsa__request_send(struct dsa_request *request, Dsa__V1__AttendRequest
     if (!stream->is_named)
         message->session = dsa__token(client);
     request->submit_us = dsa__now_us();
-    status = dsa__bidi_send(&stream->bidi, &message->base, err);
+    status = dsa__bidi_send(&stream->bidi, &message->base, is_small, err);
     if (status != DSA_OK) {
         for (unsigned i = 0; i < request->n_uses; i++)
             request->uses[i]->n_users--;
@@ -392,7 +428,7 @@ static void send_cancel(struct dsa_request *request)
     message.op_case = DSA__V1__ATTEND_REQUEST__OP_CANCEL;
     message.cancel = &cancel;
     /* A failure means that the stream is over, which completes the request anyway. */
-    (void)dsa__bidi_send(&stream->bidi, &message.base, NULL);
+    (void)dsa__bidi_send(&stream->bidi, &message.base, true, NULL);
 }
 
 void dsa_request_cancel(struct dsa_request *request)
@@ -405,14 +441,8 @@ void dsa_request_cancel(struct dsa_request *request)
     pthread_mutex_unlock(&client->lock);
 }
 
-void dsa_request_free(struct dsa_request *request)
+void dsa__request_free(struct dsa_request *request)
 {
-    struct dsa_client *client;
-
-    if (!request)
-        return;
-    client = request->client;
-    pthread_mutex_lock(&client->lock);
     if (request->is_done) {
         if (request->is_due)
             remove_due(request);
@@ -424,6 +454,17 @@ void dsa_request_free(struct dsa_request *request)
         request->out.data = NULL;
         request->lse.data = NULL;
     }
+}
+
+void dsa_request_free(struct dsa_request *request)
+{
+    struct dsa_client *client;
+
+    if (!request)
+        return;
+    client = request->client;
+    pthread_mutex_lock(&client->lock);
+    dsa__request_free(request);
     pthread_mutex_unlock(&client->lock);
 }
 
@@ -443,8 +484,7 @@ const struct dsa_result *dsa_request_result(const struct dsa_request *request)
     return &request->result;
 }
 
-/* Lock held. Runs what is due and forgets what was counted for dsa_poll: it has been seen. */
-static void settle_completed(struct dsa_client *client)
+void dsa__settle_completed(struct dsa_client *client)
 {
     client->n_reported = client->n_completed;
     dsa__run_callbacks(client);
@@ -453,12 +493,12 @@ static void settle_completed(struct dsa_client *client)
 dsa_status dsa_wait(struct dsa_request *request, uint64_t timeout_us, struct dsa_error *err)
 {
     struct dsa_client *client = request->client;
-    uint64_t now = dsa__now_us();
+    uint64_t now = timeout_us ? dsa__now_us() : 0;
     uint64_t until_us = timeout_us == 0 || timeout_us > UINT64_MAX - now ? UINT64_MAX : now + timeout_us;
     dsa_status status;
 
     pthread_mutex_lock(&client->lock);
-    while (!request->is_done && dsa__now_us() < until_us)
+    while (!request->is_done && (until_us == UINT64_MAX || dsa__now_us() < until_us))
         dsa__pump(client, until_us);
     if (request->is_done) {
         status = request->result.error.code;
@@ -467,7 +507,7 @@ dsa_status dsa_wait(struct dsa_request *request, uint64_t timeout_us, struct dsa
     } else {
         status = dsa__fail(err, DSA_E_TIMEOUT, NULL, "the request is still pending");
     }
-    settle_completed(client); /* its callback may free the request */
+    dsa__settle_completed(client); /* its callback may free the request */
     pthread_mutex_unlock(&client->lock);
     return status;
 }
@@ -479,14 +519,14 @@ dsa_status dsa_wait_all(struct dsa_client *client, uint64_t timeout_us, struct d
     dsa_status status = DSA_OK;
 
     pthread_mutex_lock(&client->lock);
-    settle_completed(client);
+    dsa__settle_completed(client);
     while (client->n_pending > 0 && status == DSA_OK) { /* callbacks may submit more */
         if (dsa__now_us() >= until_us)
             status = dsa__fail(err, DSA_E_TIMEOUT, NULL, "%llu requests are still pending",
                                (unsigned long long)client->n_pending);
         else
             dsa__pump(client, until_us);
-        settle_completed(client);
+        dsa__settle_completed(client);
     }
     pthread_mutex_unlock(&client->lock);
     return status;

@@ -65,8 +65,12 @@ dsa_status dsa__request_alloc(struct dsa_stream *stream, struct callback callbac
                               struct dsa_request **request_p, struct dsa_error *err);
 /* The request reads or writes this memory (may be NULL) until it completes. At most DSA__MAX_USES. */
 void dsa__request_use(struct dsa_request *request, const struct dsa_memory *memory);
-/* Sends it and makes it pending. Frees it on failure. */
-dsa_status dsa__request_send(struct dsa_request *request, Dsa__V1__AttendRequest *message,
+/* Sends it and makes it pending. Frees it on failure. is_small: as in dsa__bidi_send. */
+dsa_status dsa__request_send(struct dsa_request *request, Dsa__V1__AttendRequest *message, bool is_small,
                              struct dsa_error *err);
+/* What dsa_request_free does. */
+void dsa__request_free(struct dsa_request *request);
+/* Runs what is due (see dsa__run_callbacks) and forgets what was counted for dsa_poll: it has been seen. */
+void dsa__settle_completed(struct dsa_client *client);
 
 #endif /* DSA_CLIENT_LIB_STREAM_H */

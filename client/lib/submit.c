@@ -143,6 +143,15 @@ static dsa_status wire_attend(struct wire_attend *wire, const struct dsa_attend 
     return status;
 }
 
+/* Its parts have bounds: a tensor in memory packs into 132 bytes, an output into 79, a segment into 19, the rest of an
+ * attend and its envelope into 200 and the phase. With 5 tensors, 2 outputs and the segments below that is less than 1500. */
+static bool is_small(const struct dsa_attend *args)
+{
+    return args->q.memory && args->indices.memory && (!args->lengths || args->lengths->memory)
+           && (!args->sink || args->sink->memory) && (!args->append || args->append->rows.memory)
+           && args->n_segments <= N_SEGMENTS_ON_STACK && (!args->phase || strlen(args->phase) <= 64);
+}
+
 static dsa_status attend_locked(struct dsa_client *client, struct dsa_stream *stream,
                                 const struct dsa_attend *args, struct callback callback,
                                 struct dsa_request **request_p, struct dsa_error *err)
@@ -171,7 +180,7 @@ static dsa_status attend_locked(struct dsa_client *client, struct dsa_stream *st
         message.attend = &wire.op;
         message.deadline_us = args->deadline_us;
         message.priority = args->priority;
-        status = dsa__request_send(request, &message, err);
+        status = dsa__request_send(request, &message, is_small(args), err);
     } else {
         free(request);
     }
@@ -181,15 +190,22 @@ static dsa_status attend_locked(struct dsa_client *client, struct dsa_stream *st
     return status;
 }
 
+static dsa_status check_shape(const struct dsa_attend *args, struct dsa_error *err)
+{
+    if (args->q.rank != 3 || args->q.shape[0] > UINT32_MAX)
+        return dsa__fail(err, DSA_E_BAD_SHAPE, "attend.q", "must be [s_q, h_q, d_qk]");
+    return DSA_OK;
+}
+
 dsa_status dsa_attend_submit(struct dsa_client *client, struct dsa_stream *stream,
                              const struct dsa_attend *args, dsa_done_fn done, void *arg,
                              struct dsa_request **request_p, struct dsa_error *err)
 {
     struct callback callback = {done, arg};
-    dsa_status status;
+    dsa_status status = check_shape(args, err);
 
-    if (args->q.rank != 3 || args->q.shape[0] > UINT32_MAX)
-        return dsa__fail(err, DSA_E_BAD_SHAPE, "attend.q", "must be [s_q, h_q, d_qk]");
+    if (status != DSA_OK)
+        return status;
     pthread_mutex_lock(&client->lock);
     status = attend_locked(client, stream, args, callback, request_p, err);
     pthread_mutex_unlock(&client->lock);
@@ -212,7 +228,7 @@ static dsa_status append_locked(struct dsa_client *client, struct dsa_stream *st
     dsa__request_use(request, args->rows.memory);
     message.op_case = DSA__V1__ATTEND_REQUEST__OP_APPEND;
     message.append = &wire->op;
-    status = dsa__request_send(request, &message, err);
+    status = dsa__request_send(request, &message, false, err);
     if (status == DSA_OK)
         *request_p = request;
     return status;
@@ -234,17 +250,29 @@ dsa_status dsa_append_submit(struct dsa_client *client, struct dsa_stream *strea
     return status;
 }
 
+/* Submit, wait and free, with the lock taken once. */
 dsa_status dsa_attend(struct dsa_client *client, const struct dsa_attend *args, struct dsa_result *result_p,
                       struct dsa_error *err)
 {
-    struct dsa_request *request;
-    dsa_status status = dsa_attend_submit(client, NULL, args, NULL, NULL, &request, err);
+    struct callback none = {NULL, NULL};
+    struct dsa_request *request = NULL;
+    dsa_status status = check_shape(args, err);
 
     if (status != DSA_OK)
         return status;
-    status = dsa_wait(request, 0, err);
-    if (status == DSA_OK && result_p)
-        *result_p = *dsa_request_result(request);
-    dsa_request_free(request);
+    pthread_mutex_lock(&client->lock);
+    status = attend_locked(client, NULL, args, none, &request, err);
+    if (status == DSA_OK) {
+        while (!request->is_done)
+            dsa__pump(client, UINT64_MAX);
+        status = request->result.error.code;
+        if (status != DSA_OK && err)
+            *err = request->result.error;
+        if (status == DSA_OK && result_p)
+            *result_p = request->result;
+        dsa__settle_completed(client); /* other requests' callbacks: none of them knows this one */
+        dsa__request_free(request);
+    }
+    pthread_mutex_unlock(&client->lock);
     return status;
 }

@@ -6,8 +6,9 @@
 #include <stdint.h>
 #include <time.h>
 
-#define BENCH_REQUEST_BYTES 200 /* about what an attend by handle has */
-#define BENCH_REPLY_BYTES   130
+/* What the attend of dsa-rtt and its reply have. */
+#define BENCH_REQUEST_BYTES 147
+#define BENCH_REPLY_BYTES   22
 
 /* Serve on a unix path until killed. spin: poll without sleeping. work_ns: kept busy so long before each reply. */
 int bench_grpc_server(const char *path, int spin, uint64_t work_ns);
