@@ -8,6 +8,7 @@
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "client/dsactl/check.h"
@@ -64,9 +65,17 @@ void live_expect(dsa_status status, dsa_status wanted, const struct dsa_error *e
                  wanted == DSA_OK ? "OK" : dsa_status_reason(wanted), text);
 }
 
+uint64_t live_now_us(void)
+{
+    struct timespec now;
+
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000 + (uint64_t)now.tv_nsec / 1000;
+}
+
 struct dsa_client *live_connect(const struct live *live, const struct dsa_options *options)
 {
-    struct dsa_options defaults = {.client_name = "test", .connect_timeout_us = 10000000};
+    struct dsa_options defaults = {.client_name = "test", .connect_timeout_us = LIVE_PATIENCE_US};
     struct dsa_client *client;
     struct dsa_error err;
 

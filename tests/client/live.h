@@ -3,6 +3,7 @@
 #define TESTS_CLIENT_LIVE_H
 
 #include <check.h>
+#include <stdint.h>
 #include <sys/types.h>
 
 #include "client/dsa.h"
@@ -11,6 +12,14 @@
 #define LIVE_D_QK   576
 #define LIVE_D_V    512
 
+/* How long a test waits for what must happen before it gives up: a machine may be busy with other things,
+ * and sanitized builds are slow and have more time. */
+#if defined(DSA_SANITIZE_thread) || defined(DSA_SANITIZE_address) || defined(DSA_SANITIZE_undefined)
+#define LIVE_PATIENCE_US UINT64_C(60000000)
+#else
+#define LIVE_PATIENCE_US UINT64_C(20000000)
+#endif
+
 struct live {
     pid_t server;
     char dir[64], target[128];
@@ -18,6 +27,8 @@ struct live {
 
 void live_start(struct live *live);            /* scaled_512_64, 2 layers, 256 pages */
 void live_stop(struct live *live, int signal); /* sends it and reaps the process */
+
+uint64_t live_now_us(void); /* monotonic */
 
 /* Connects, or fails the test. options may be NULL. */
 struct dsa_client *live_connect(const struct live *live, const struct dsa_options *options);
