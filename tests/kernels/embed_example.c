@@ -1,5 +1,5 @@
-/* The kernels library on its own: three rows into a cache, one query, one answer. Includes dsk.h and nothing else of
- * this project, and links libdsk alone; built with the tests so that it stays true. */
+/* The kernels library on its own: three rows into a cache, one query, one answer. Includes dsk.h and
+ * nothing else of this project, and links libdsk alone; built with the tests so that it stays true. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>

@@ -1,5 +1,6 @@
-/* gpu_kit.h - a GPU beside the kit's CPU, for tests. Without a device GPU_OPEN skips the test and says why. Every failure
- * aborts the test. Nothing forks: a driver does not survive that (test programs set CK_FORK=no). */
+/* gpu_kit.h - a GPU beside the kit's CPU, for tests. Without a device GPU_OPEN skips the test and says
+ * why. Every failure aborts the test. Nothing forks: a driver does not survive that (test programs set
+ * CK_FORK=no). */
 #ifndef TESTS_KERNELS_GPU_KIT_H
 #define TESTS_KERNELS_GPU_KIT_H
 
@@ -29,7 +30,8 @@ void gpu_close(struct gpu *g); /* and everything allocated */
 
 void gpu_must(struct gpu *g, dsk_status status);
 
-/* Device memory, freed by gpu_close. offset: bytes past an aligned address. Copies are over when the call returns. */
+/* Device memory, freed by gpu_close. offset: bytes past an aligned address. Copies are over when the call
+ * returns. */
 uint64_t gpu_alloc(struct gpu *g, int64_t bytes);
 uint64_t gpu_upload_at(struct gpu *g, const void *host, int64_t bytes, int offset);
 uint64_t gpu_upload(struct gpu *g, const void *host, int64_t bytes); /* NULL gives 0 */

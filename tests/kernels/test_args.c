@@ -1,4 +1,5 @@
-/* Every argument rule of dsk.h: each wrong value is refused, the field is named, and no output byte changes. */
+/* Every argument rule of dsk.h: each wrong value is refused, the field is named, and no output byte
+ * changes. */
 #include "kit.h"
 
 #include <math.h>
@@ -395,7 +396,8 @@ START_TEST(scales_must_be_finite)
 }
 END_TEST
 
-/* E9, MEM-02: a q of one width against a pool of another is seen by its strides; the later segment is named. */
+/* E9, MEM-02: a q of one width against a pool of another is seen by its strides; the later segment is
+ * named. */
 START_TEST(the_segment_that_is_wrong_is_named)
 {
     struct kit k;

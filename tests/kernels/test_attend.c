@@ -299,8 +299,8 @@ static void large_scales(const struct kit_pool *pool, uint16_t *q, int h_q)
         q[i] = ref64_bf16_encode(1e-7f * (float)(i % 9));
 }
 
-/* What an instruction set's fast way cannot take is computed otherwise, block of heads by block and tile by tile,
- * and on any number of threads to the same bits. */
+/* What an instruction set's fast way cannot take is computed otherwise, block of heads by block and tile
+ * by tile, and on any number of threads to the same bits. */
 START_TEST(extreme_values_match_float64_on_any_threads)
 {
     static void (*const fills[])(const struct kit_pool *, uint16_t *, int) = {subnormals_times_large,

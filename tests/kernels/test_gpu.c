@@ -1,5 +1,6 @@
-/* The GPU backends' rows, lists, merge, memory and faults against the CPU's, bit for bit where the contract says so. Attend
- * and graphs: test_gpu_attend.c. Without a device each test is skipped and says why. */
+/* The GPU backends' rows, lists, merge, memory and faults against the CPU's, bit for bit where the
+ * contract says so. Attend and graphs: test_gpu_attend.c. Without a device each test is skipped and says
+ * why. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,5 +1,5 @@
-/* Attend on the GPU backends against float64, and recorded launches against direct ones, bit for bit. Without a device each
- * test is skipped and says why. */
+/* Attend on the GPU backends against float64, and recorded launches against direct ones, bit for bit.
+ * Without a device each test is skipped and says why. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -118,7 +118,8 @@ static uint64_t captures(struct gpu *g)
     return dsk_gpu_stream(g->s)->n_captures;
 }
 
-/* Replays after changing each thing that the argument block carries, against direct launches of another device. */
+/* Replays after changing each thing that the argument block carries, against direct launches of another
+ * device. */
 START_TEST(replay_sees_every_change)
 {
     enum { n_changes = 10 };

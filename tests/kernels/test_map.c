@@ -136,7 +136,8 @@ static void border_values(struct kit *k, int32_t *row, int topk, int32_t seq_len
     }
 }
 
-/* DSA-04: any width, row pitch larger than the width, every border; DSA-05: sequences longer than the table. */
+/* DSA-04: any width, row pitch larger than the width, every border; DSA-05: sequences longer than the
+ * table. */
 START_TEST(any_width_and_pitch_maps_or_gives_minus_one)
 {
     static const int widths[] = {1, 63, 64, 65, 2047, 2048, 2051, 2112};

@@ -152,8 +152,8 @@ START_TEST(rows_past_two_and_four_gigabytes_are_the_right_ones)
 }
 END_TEST
 
-/* MEM-01: outputs of more than 2^31 elements. Holes leave their output row alone, so that a list of mostly holes
- * reaches the far rows without the memory. */
+/* MEM-01: outputs of more than 2^31 elements. Holes leave their output row alone, so that a list of mostly
+ * holes reaches the far rows without the memory. */
 START_TEST(outputs_past_two_billion_elements_go_to_the_right_row)
 {
     struct kit k;
@@ -555,8 +555,8 @@ static void *changer_main(void *arg)
     return NULL;
 }
 
-/* A client may write its index list while attend reads it: any result will do, no access outside the pool. The
- * pool lies between pages that fault. */
+/* A client may write its index list while attend reads it: any result will do, no access outside the pool.
+ * The pool lies between pages that fault. */
 START_TEST(an_index_list_that_changes_cannot_reach_outside_the_pool)
 {
     enum { width = 512, n_rows = 4, h_q = 4, page = 4096 };

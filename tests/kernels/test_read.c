@@ -105,7 +105,8 @@ START_TEST(every_code_and_scale_is_exact_in_every_reader)
 }
 END_TEST
 
-/* E5: odd slots alone and beside even ones; MEM-02: page pitch larger than a page; a partly used last page. */
+/* E5: odd slots alone and beside even ones; MEM-02: page pitch larger than a page; a partly used last
+ * page. */
 START_TEST(readers_find_rows_across_pages_and_gaps)
 {
     struct kit k;

@@ -136,7 +136,6 @@ static bool settle(void *arg, bool is_busy)
     bool worked = k->settle && k->settle(k->settle_arg);
 
     (void)is_busy; /* no worker here */
-    (void)is_busy;
 
     if (atomic_exchange(&k->has_call, false)) {
         k->call(k->call_arg);

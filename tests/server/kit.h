@@ -1,7 +1,8 @@
 /* kit.h - what the server's tests share: a service thread with a real loop, scratch directories, sockets,
  * captured log lines, and allocations that fail on demand.
  *
- * The functions fail the running Check test themselves. Nothing here may be called before Check has forked. */
+ * The functions fail the running Check test themselves. Nothing here may be called before Check has
+ * forked. */
 #ifndef TESTS_SERVER_KIT_H
 #define TESTS_SERVER_KIT_H
 
@@ -26,8 +27,9 @@ struct srv_loop;
 #define KIT_TIMES(normal, slow) (normal)
 #endif
 
-/* How long a test waits for what must happen before it gives up. */
-#define KIT_PATIENCE_S 20
+/* How long a test waits for what must happen before it gives up: a machine may be busy with other things,
+ * and the limit of a whole test, 60 s, is stretched fourfold for sanitized builds (tests/run). */
+#define KIT_PATIENCE_S KIT_TIMES(20, 60)
 
 /* ck_assert_msg writes to a pipe each time it is passed; this one is for loops. */
 #define KIT_EXPECT(cond, ...)                                                                                \
@@ -49,7 +51,8 @@ bool kit_wait(sem_t *sem);
 
 /* ---- files and descriptors ------------------------------------------------------------------- */
 
-/* Makes a fresh directory; the path lives until the next call. kit_dir_remove deletes it and what is in it. */
+/* Makes a fresh directory; the path lives until the next call. kit_dir_remove deletes it and what is in
+ * it. */
 const char *kit_dir_make(void);
 void kit_dir_remove(void);
 /* "<dir>/<name>"; malloc'ed. */
@@ -96,8 +99,9 @@ void kit_loop_close(struct kit_loop *k); /* every handle on the loop has been cl
 
 /* ---- failing allocations ------------------------------------------------------------------------- */
 
-/* For programs linked with --wrap for malloc, calloc, realloc and free (see CMakeLists.txt). The n-th allocation
- * from now fails, n from 1; 0 = none. Counts what code of ours allocates; shared libraries are not seen. */
+/* For programs linked with --wrap for malloc, calloc, realloc and free (see CMakeLists.txt). The n-th
+ * allocation from now fails, n from 1; 0 = none. Counts what code of ours allocates; shared libraries are
+ * not seen. */
 void kit_alloc_begin(long fail_at);
 /* Ends it. Returns how many allocations were made; *n_live_p: blocks allocated since and not freed. */
 long kit_alloc_end(long *n_live_p);

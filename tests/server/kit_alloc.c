@@ -1,4 +1,5 @@
-/* kit_alloc.c - the failing allocations of kit.h, for programs linked with --wrap. Any thread may allocate. */
+/* kit_alloc.c - the failing allocations of kit.h, for programs linked with --wrap. Any thread may
+ * allocate. */
 #include <stdlib.h>
 
 #include "kit.h"

@@ -1,5 +1,5 @@
-/* mirror.h - what a worker should have stored and answered, by other ways: a device and a pool filled through dsk alone, and
- * float64. A difference aborts the test. */
+/* mirror.h - what a worker should have stored and answered, by other ways: a device and a pool filled
+ * through dsk alone, and float64. A difference aborts the test. */
 #ifndef TESTS_SERVER_MIRROR_H
 #define TESTS_SERVER_MIRROR_H
 

@@ -8,8 +8,8 @@
 
 enum kind { TEXT, UINT, BYTES, US, OCTAL, REAL, BOOL };
 
-/* One row per option. `shown` is the default as --print-config shows it. low and high are accepted, under and over are
- * not (NULL: there is none). TEXT: high is the longest length that fits, as a number. */
+/* One row per option. `shown` is the default as --print-config shows it. low and high are accepted, under
+ * and over are not (NULL: there is none). TEXT: high is the longest length that fits, as a number. */
 static const struct row {
     const char *name;
     enum kind kind;

@@ -1,4 +1,5 @@
-/* The socket that takes file descriptors: what is accepted, what is refused and why, and that no descriptor stays. */
+/* The socket that takes file descriptors: what is accepted, what is refused and why, and that no
+ * descriptor stays. */
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -205,7 +206,8 @@ static const struct {
     {"wrong and with several", 0, 0, 0, 7, 3, DSA_E_BAD_REQUEST},
 };
 
-/* A bad offer is answered, its descriptors are closed, and the next good one on the same connection is served. */
+/* A bad offer is answered, its descriptors are closed, and the next good one on the same connection is
+ * served. */
 START_TEST(bad_offers_are_refused)
 {
     uint8_t bytes[4096] = {0};

@@ -1,5 +1,5 @@
-/* The sockets that clients connect to: who may listen where, how many may come, and what happens when descriptors
- * or memory run out. */
+/* The sockets that clients connect to: who may listen where, how many may come, and what happens when
+ * descriptors or memory run out. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -89,7 +89,7 @@ static void listen_here(void)
     KIT_OK(listen_at(path, &listener, &err), &err);
 }
 
-/* ---- serving -------------------------------------------------------------------------------------------- */
+/* ---- serving --------------------------------------------------------------------------------- */
 
 START_TEST(connections_are_handed_over)
 {
@@ -144,7 +144,7 @@ START_TEST(closing_removes_the_socket_and_keeps_the_lock_file)
 }
 END_TEST
 
-/* ---- who may listen --------------------------------------------------------------------------------------- */
+/* ---- who may listen -------------------------------------------------------------------------- */
 
 START_TEST(a_second_server_is_refused_and_harms_nothing)
 {
@@ -265,7 +265,7 @@ START_TEST(a_refusal_keeps_nothing_open)
 }
 END_TEST
 
-/* ---- TCP ----------------------------------------------------------------------------------------------------- */
+/* ---- TCP ------------------------------------------------------------------------------------- */
 
 static dsa_status listen_tcp(const char *address, struct srv_listener **listener_p, struct srv_err *err)
 {
@@ -346,7 +346,7 @@ START_TEST(tcp_takes_ipv6_in_brackets)
 }
 END_TEST
 
-/* ---- limits -------------------------------------------------------------------------------------------------- */
+/* ---- limits ---------------------------------------------------------------------------------- */
 
 static void close_accepted(void *arg)
 {
@@ -457,7 +457,7 @@ START_TEST(closing_while_it_waits_for_descriptors)
 }
 END_TEST
 
-/* ---- memory --------------------------------------------------------------------------------------------------- */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 START_TEST(each_failing_allocation_is_an_answer)
 {

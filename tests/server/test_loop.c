@@ -109,7 +109,8 @@ static void run_ringers(int n_rings, bool is_patient)
     }
 }
 
-/* Each thread goes on only when L has seen its post: one lost ring and it waits for ever, since nothing else wakes L. */
+/* Each thread goes on only when L has seen its post: one lost ring and it waits for ever, since nothing
+ * else wakes L. */
 START_TEST(no_ring_is_lost)
 {
     struct srv_timer *timer; /* a handle, as a server has some */
@@ -257,8 +258,9 @@ START_TEST(a_closed_timer_is_silent)
     struct srv_timer *closer;
     struct ticks last;
 
-    start_timer(&closed_one, 20000, 1000, 0);
+    /* In this order: however late the thread comes to run them, the closer is due first. */
     ck_assert_int_eq(srv_timer_start(k.loop, 0, 0, close_the_other, NULL, &closer), DSA_OK);
+    start_timer(&closed_one, 20000, 1000, 0);
     start_timer(&last, 60000, 0, 1);
     srv_loop_run(k.loop);
     ck_assert_int_eq(closed_one.n, 0);
@@ -288,8 +290,8 @@ static void add_timer(void *arg)
     start_timer(&added, 50000, 0, 1);
 }
 
-/* The loop sleeps without a deadline when a timer is added outside a uv callback; it counts from then, not from when uv
- * last looked at the clock. */
+/* The loop sleeps without a deadline when a timer is added outside a uv callback; it counts from then, not
+ * from when uv last looked at the clock. */
 START_TEST(a_timer_added_from_settle_counts)
 {
     struct timespec span = {.tv_nsec = 60000000};
@@ -306,14 +308,16 @@ END_TEST
 
 /* ---- signals ------------------------------------------------------------------------------------------- */
 
-static int last_signal, n_signals;
+static int n_signals; /* L's until it stops */
+/* Main reads it between two signals, and nothing orders that with L's next write. */
+static atomic_int last_signal;
 static pthread_t signal_thread;
 static sem_t got_signal;
 
 static void on_signal(void *arg, int signum)
 {
     ck_assert_ptr_eq(arg, &last_signal);
-    last_signal = signum;
+    atomic_store(&last_signal, signum);
     n_signals++;
     signal_thread = pthread_self();
     sem_post(&got_signal);
@@ -327,10 +331,10 @@ START_TEST(signals_come_to_the_service_thread)
     kit_loop_start(&k);
     ck_assert_int_eq(kill(getpid(), SIGUSR1), 0);
     ck_assert(kit_wait(&got_signal));
-    ck_assert_int_eq(last_signal, SIGUSR1);
+    ck_assert_int_eq(atomic_load(&last_signal), SIGUSR1);
     ck_assert_int_eq(kill(getpid(), SIGUSR2), 0);
     ck_assert(kit_wait(&got_signal));
-    ck_assert_int_eq(last_signal, SIGUSR2);
+    ck_assert_int_eq(atomic_load(&last_signal), SIGUSR2);
     ck_assert(pthread_equal(signal_thread, k.thread));
     kit_loop_stop(&k);
     ck_assert_int_eq(n_signals, 2);

@@ -1,5 +1,5 @@
-/* The gRPC surface against a client written on gRPC core, both in this thread: what each kind of call does, and that
- * a call that ends in whatever way is closed exactly once. */
+/* The gRPC surface against a client written on gRPC core, both in this thread: what each kind of call
+ * does, and that a call that ends in whatever way is closed exactly once. */
 #include <fcntl.h>
 #include <grpc/byte_buffer.h>
 #include <grpc/byte_buffer_reader.h>
@@ -17,6 +17,7 @@
 
 #define MAX_MESSAGE (512 * 1024)
 #define MAX_STREAMS 8
+#define STALL_US    5000000
 
 /* ---- the service under test -------------------------------------------------------------------------- */
 
@@ -323,7 +324,7 @@ static void open_all(void)
         .service = &seen,
         .max_message_bytes = MAX_MESSAGE,
         .max_streams = MAX_STREAMS,
-        .stall_timeout_us = 5000000,
+        .stall_timeout_us = STALL_US,
     };
     struct srv_err err = {0};
 
@@ -377,7 +378,7 @@ static void expect_serving(void)
     ck_assert_int_eq(n, 10);
 }
 
-/* ---- calls ---------------------------------------------------------------------------------------------- */
+/* ---- calls ----------------------------------------------------------------------------------- */
 
 START_TEST(unary_of_every_size)
 {
@@ -427,7 +428,8 @@ START_TEST(unary_without_a_message)
 }
 END_TEST
 
-/* Somewhat too large: the method is told and can refuse that message alone. Far too large: gRPC ends the call. */
+/* Somewhat too large: the method is told and can refuse that message alone. Far too large: gRPC ends the
+ * call. */
 START_TEST(messages_beyond_the_limit)
 {
     struct client_call c;
@@ -524,7 +526,7 @@ START_TEST(bidi_ping_pong)
 }
 END_TEST
 
-/* ---- ends ------------------------------------------------------------------------------------------------- */
+/* ---- ends ------------------------------------------------------------------------------------ */
 
 enum {
     AT_ONCE,
@@ -607,6 +609,7 @@ END_TEST
 
 START_TEST(a_client_that_does_not_read_is_ended)
 {
+    uint64_t before_us = srv_now_us(); /* nothing has waited longer */
     struct client_call c;
 
     seen.is_holding = true;
@@ -620,11 +623,11 @@ START_TEST(a_client_that_does_not_read_is_ended)
     ck_assert_uint_gt(rpc_queued_bytes(seen.call), 0);
     ck_assert(rpc_has_unsent(rpc, UINT64_C(60000000)));
     ck_assert(!rpc_has_unsent(rpc, 0));
-    rpc_check_stalls(rpc, srv_now_us()); /* not long enough yet */
+    rpc_check_stalls(rpc, before_us + STALL_US - 1); /* not long enough yet */
     for (int i = 0; i < 20; i++)
         step();
     ck_assert_int_eq(seen.n_closed, 0);
-    rpc_check_stalls(rpc, srv_now_us() + 6000000);
+    rpc_check_stalls(rpc, srv_now_us() + STALL_US);
     STEP_UNTIL(seen.n_closed == 1);
     while (receive(&c, false) >= 0)
         ;

@@ -605,7 +605,8 @@ START_TEST(outputs_need_a_writable_region)
 }
 END_TEST
 
-/* Whatever is accepted: no two elements share a byte and none lies outside; counted out element by element. */
+/* Whatever is accepted: no two elements share a byte and none lies outside; counted out element by
+ * element. */
 static bool is_sound(const struct wire_tensor *t)
 {
     static uint8_t touched[REGION_BYTES];

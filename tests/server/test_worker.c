@@ -1,5 +1,5 @@
-/* The worker: what each job does to sequences and pages. Results are compared with the kernels called directly and with
- * float64. Order, cancels and who runs: test_worker_queue.c. */
+/* The worker: what each job does to sequences and pages. Results are compared with the kernels called
+ * directly and with float64. Order, cancels and who runs: test_worker_queue.c. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -25,7 +25,7 @@ static size_t row_bytes(void)
     return (size_t)wk.layout->row_bytes;
 }
 
-/* ---- one job at a time ------------------------------------------------------------------------------------ */
+/* ---- one job at a time ----------------------------------------------------------------------- */
 
 START_TEST(results_equal_the_kernels_and_float64)
 {
@@ -276,7 +276,7 @@ START_TEST(get_lists_layers_and_pages)
 }
 END_TEST
 
-/* ---- pages ------------------------------------------------------------------------------------------------ */
+/* ---- pages ----------------------------------------------------------------------------------- */
 
 START_TEST(end_of_session_returns_every_page)
 {
@@ -344,7 +344,7 @@ START_TEST(a_full_pool_leaves_sequences_intact)
 }
 END_TEST
 
-/* ---- every layout ---------------------------------------------------------------------------------------------- */
+/* ---- every layout ---------------------------------------------------------------------------- */
 
 START_TEST(each_layout_round_trips)
 {

@@ -12,13 +12,13 @@ int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attr, void *(
 int __real_sem_init(sem_t *sem, int is_shared, unsigned value);
 int __wrap_sem_init(sem_t *sem, int is_shared, unsigned value);
 
-/* Beside the heap (kit_alloc.c): the n-th of these calls fails, from 1. */
-static bool is_on;
-static long fail_at, n_calls;
+/* Beside the heap (kit_alloc.c): the n-th of these calls fails, from 1. Any thread may make them. */
+static atomic_bool is_on;
+static atomic_long fail_at, n_calls;
 
 static bool must_fail(void)
 {
-    return is_on && ++n_calls == fail_at;
+    return atomic_load(&is_on) && atomic_fetch_add(&n_calls, 1) + 1 == atomic_load(&fail_at);
 }
 
 void *__wrap_aligned_alloc(size_t alignment, size_t size)
@@ -80,23 +80,24 @@ START_TEST(each_failing_system_call_is_an_answer)
     struct srv_err err = {0};
     long n;
 
-    is_on = true;
-    fail_at = n_calls = 0;
+    atomic_store(&fail_at, 0);
+    atomic_store(&n_calls, 0);
+    atomic_store(&is_on, true);
     KIT_OK(start_and_free(&err), &err);
-    n = n_calls;
+    n = atomic_load(&n_calls);
     ck_assert_int_ge(n, 5);
     for (long i = 1; i <= n; i++) {
         dsa_status rc;
 
         srv_err_clear(&err);
-        fail_at = i;
-        n_calls = 0;
+        atomic_store(&fail_at, i);
+        atomic_store(&n_calls, 0);
         rc = start_and_free(&err);
         ck_assert_msg(rc == DSA_E_NO_MEMORY, "call %ld: status %d", i, rc);
         ck_assert_int_eq(err.code, rc);
         ck_assert_uint_gt(strlen(err.text), 0);
     }
-    is_on = false;
+    atomic_store(&is_on, false);
 }
 END_TEST
 

@@ -1,5 +1,5 @@
-/* The worker's queue: the order in which jobs take effect, which of them share a launch, what becomes of jobs that are
- * cancelled, late or left over, which thread runs, and a device that is lost. */
+/* The worker's queue: the order in which jobs take effect, which of them share a launch, what becomes of
+ * jobs that are cancelled, late or left over, which thread runs, and a device that is lost. */
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,7 +20,7 @@ static void end(void)
     wk_end(&wk);
 }
 
-/* ---- order and batches -------------------------------------------------------------------------------------- */
+/* ---- order and batches ----------------------------------------------------------------------- */
 
 /* append, attend, append, attend, all sent at once: each attend sees what was sent before it and no more. */
 START_TEST(jobs_of_a_sequence_take_effect_in_the_order_sent)
@@ -271,7 +271,7 @@ START_TEST(one_bad_job_does_not_hold_up_its_launch)
 }
 END_TEST
 
-/* ---- jobs that do not run ------------------------------------------------------------------------------------ */
+/* ---- jobs that do not run -------------------------------------------------------------------- */
 
 START_TEST(cancelled_while_waiting)
 {
@@ -423,7 +423,7 @@ START_TEST(ends_of_sessions_fit_a_full_queue)
 }
 END_TEST
 
-/* ---- who runs ------------------------------------------------------------------------------------------------ */
+/* ---- who runs -------------------------------------------------------------------------------- */
 
 START_TEST(a_parked_worker_lends_its_place)
 {
@@ -575,7 +575,7 @@ START_TEST(no_kick_is_lost)
 }
 END_TEST
 
-/* ---- a lost device --------------------------------------------------------------------------------------------- */
+/* ---- a lost device --------------------------------------------------------------------------- */
 
 dsk_status __real_dsk_attend(struct dsk_stream *s, const struct dsk_attend_args *args, struct dsk_err *err);
 dsk_status __wrap_dsk_attend(struct dsk_stream *s, const struct dsk_attend_args *args, struct dsk_err *err);

@@ -65,10 +65,29 @@ void wk_end(struct wk *wk)
     sem_destroy(&wk->gate);
 }
 
+/* True while W is in sem_wait. A worker says first that it is parked and looks for jobs once more before
+ * it waits: one that is preempted between the two lends its place and still takes a job that came without
+ * a kick. */
+static atomic_bool is_waiting;
+
+int __real_sem_wait(sem_t *sem);
+int __wrap_sem_wait(sem_t *sem);
+
+int __wrap_sem_wait(sem_t *sem)
+{
+    int rc;
+
+    atomic_store(&is_waiting, true);
+    rc = __real_sem_wait(sem);
+    atomic_store(&is_waiting, false);
+    return rc;
+}
+
 void wk_park(struct wk *wk)
 {
-    /* Only a sleeping worker lends its place, and with nothing submitted that does nothing else. */
-    while (!srv_worker_try_step(wk->worker))
+    /* Only a parked worker lends its place, and with nothing submitted that does nothing else. In this
+     * order: one that was kicked and has not come out of sem_wait yet does not lend it. */
+    while (!srv_worker_try_step(wk->worker) || !atomic_load(&is_waiting))
         sched_yield();
 }
 
@@ -261,7 +280,7 @@ uint32_t wk_export(struct wk *wk, uint64_t id, uint32_t layer, uint8_t *rows, ui
     return j.job.u.export.n_tokens;
 }
 
-/* ---- queries ---------------------------------------------------------------------------------------------- */
+/* ---- queries --------------------------------------------------------------------------------- */
 
 static unsigned seed;
 

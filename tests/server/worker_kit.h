@@ -1,5 +1,5 @@
-/* worker_kit.h - a real worker on the CPU device, driven the way the service thread drives it, without gRPC. The
- * calling thread is L. */
+/* worker_kit.h - a real worker on the CPU device, driven the way the service thread drives it, without
+ * gRPC. The calling thread is L. */
 #ifndef TESTS_SERVER_WORKER_KIT_H
 #define TESTS_SERVER_WORKER_KIT_H
 
@@ -26,7 +26,8 @@ struct wk {
 struct srv_worker_config wk_config(void);
 void wk_start(struct wk *wk, const struct srv_worker_config *config);
 void wk_end(struct wk *wk); /* stops, frees, and expects that no piece was left */
-/* Until the worker's thread sleeps: what is submitted after this waits for a kick. */
+/* Until the worker's thread sleeps: what is submitted after this waits for a kick. For programs linked
+ * with --wrap=sem_wait. */
 void wk_park(struct wk *wk);
 
 /* A job with room for its answers. Zeroed by wk_job. */
