@@ -22,7 +22,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#define HIPEMU 1
+#define HIPEMU      1
 #define HIPEMU_WAVE 64
 
 struct hipemu_kernel {
@@ -35,8 +35,8 @@ struct hipemu_kernel {
 };
 
 struct hipemu_config {
-    int order;     /* 0: alternate, 1: first wave and lane first, 2: last first */
-    int pattern;   /* of LDS; -1: alternate */
+    int order;   /* 0: alternate, 1: first wave and lane first, 2: last first */
+    int pattern; /* of LDS; -1: alternate */
     uint64_t n_blocks, n_collectives, n_matrix; /* counted */
 };
 
@@ -45,14 +45,15 @@ struct hipemu_config *hipemu_configure(void);
 
 /* Runs the blocks of a grid. shared_bytes: what the launch asks for beside the kernel's own variables; LDS_BYTES: what the
  * chip has for a block. Returns when all have run. */
-void hipemu_launch(const struct hipemu_kernel *kernel, const uint32_t grid[3], uint32_t block, uint32_t shared_bytes,
-                   const void *param);
+void hipemu_launch(const struct hipemu_kernel *kernel, const uint32_t grid[3], uint32_t block,
+                   uint32_t shared_bytes, const void *param);
 
 /* Numbers, for tests. is_fnuz: gfx942's e4m3. */
 float hipemu_fp8_to_f32(uint8_t byte, bool is_fnuz);
 uint8_t hipemu_fp8_from_f32(float x, bool is_fnuz); /* nearest even; out of range: NaN */
 
-namespace hipemu {
+namespace hipemu
+{
 
 enum form { WAVE_ANY, WAVE_FULL, BLOCK };
 struct wave;
@@ -83,36 +84,33 @@ void wait_async();
 
 /* operations */
 void run_nothing(wave &w, const int *imm);
-void run_index(wave &w, const int *imm);    /* out = a of lane b */
-void run_swizzle(wave &w, const int *imm);  /* imm: offset */
-void run_dpp(wave &w, const int *imm);      /* a: value, b: old; imm: control, row mask, bank mask, bound control */
+void run_index(wave &w, const int *imm);   /* out = a of lane b */
+void run_swizzle(wave &w, const int *imm); /* imm: offset */
+void run_dpp(wave &w,
+             const int *imm); /* a: value, b: old; imm: control, row mask, bank mask, bound control */
 void run_ballot(wave &w, const int *imm);
-void run_matrix(wave &w, const int *imm);   /* imm: rows, depth, kind */
+void run_matrix(wave &w, const int *imm); /* imm: rows, depth, kind */
 enum matrix_kind { MATRIX_FP8, MATRIX_BF16, MATRIX_F8F6F4 };
 
 /* conversions of the emulated chip; the chip is the translation unit's */
 float from_fp8(uint8_t byte, bool is_fnuz);
 uint32_t to_fp8_pair(float lo, float hi, uint32_t old, bool is_high, bool is_fnuz);
 
-template <class T>
-struct bare_of {
+template <class T> struct bare_of {
     typedef T type;
 };
-template <class T>
-struct bare_of<const T> {
+template <class T> struct bare_of<const T> {
     typedef T type;
 };
 
-template <class T, class A>
-inline T meet_as(const operation *op, const A &a)
+template <class T, class A> inline T meet_as(const operation *op, const A &a)
 {
     T out{};
     meet(op, &a, nullptr, nullptr, &out);
     return out;
 }
 
-template <class T, class A, class B>
-inline T meet_as(const operation *op, const A &a, const B &b)
+template <class T, class A, class B> inline T meet_as(const operation *op, const A &a, const B &b)
 {
     T out{};
     meet(op, &a, &b, nullptr, &out);
@@ -127,16 +125,14 @@ inline T meet_as(const operation *op, const A &a, const B &b, const C &c)
     return out;
 }
 
-template <class T>
-inline T fetch_add(T *p, T x)
+template <class T> inline T fetch_add(T *p, T x)
 {
     T old = *p;
     *p = (T)(old + x);
     return old;
 }
 
-template <class T>
-inline T fetch_min(T *p, T x)
+template <class T> inline T fetch_min(T *p, T x)
 {
     T old = *p;
     *p = x < old ? x : old;
@@ -160,29 +156,36 @@ typedef float pair __attribute__((vector_size(8)));
 
 /* ---- what device.hiph takes from clang's HIP mode ------------------------------------------- */
 
-#define DEV                static inline __attribute__((always_inline, unused))
-#define LDS_POINTER(p)     ((void *)(p))
-#define GLOBAL_POINTER(p)  ((const void *)(p))
-#define SHARED(type, name) static char hipemu_site_##name; type &name = *(type *)hipemu::lds(&hipemu_site_##name, sizeof(type))
-#define SHARED_BYTES(name, bytes) static char hipemu_site_##name; uint8_t *const name = (uint8_t *)hipemu::lds(&hipemu_site_##name, bytes)
+#define DEV               static inline __attribute__((always_inline, unused))
+#define LDS_POINTER(p)    ((void *)(p))
+#define GLOBAL_POINTER(p) ((const void *)(p))
+#define SHARED(type, name)                                                                                   \
+    static char hipemu_site_##name;                                                                          \
+    type &name = *(type *)hipemu::lds(&hipemu_site_##name, sizeof(type))
+#define SHARED_BYTES(name, bytes)                                                                            \
+    static char hipemu_site_##name;                                                                          \
+    uint8_t *const name = (uint8_t *)hipemu::lds(&hipemu_site_##name, bytes)
 
 #define KERNEL(threads, waves, kernel_name, type, param)                                                     \
     static void hipemu_body_##kernel_name(type param);                                                       \
-    static hipemu_kernel hipemu_kernel_##kernel_name = {                                                     \
-        HIPEMU_TARGET, #kernel_name, threads, sizeof(type),                                                  \
-        [](const void *from) {                                                                               \
-            type value;                                                                                      \
-            memcpy((void *)&value, from, sizeof(value));                                                     \
-            hipemu_body_##kernel_name(value);                                                                \
-        },                                                                                                   \
-        nullptr};                                                                                            \
+    static hipemu_kernel hipemu_kernel_##kernel_name = {HIPEMU_TARGET,                                       \
+                                                        #kernel_name,                                        \
+                                                        threads,                                             \
+                                                        sizeof(type),                                        \
+                                                        [](const void *from) {                               \
+                                                            type value;                                      \
+                                                            memcpy((void *)&value, from, sizeof(value));     \
+                                                            hipemu_body_##kernel_name(value);                \
+                                                        },                                                   \
+                                                        nullptr};                                            \
     static hipemu::registration hipemu_registration_##kernel_name(&hipemu_kernel_##kernel_name);             \
     static void hipemu_body_##kernel_name(type param)
 
 /* A call site: its operation is one object, so lanes that meet can be asked whether they mean the same one. */
 #define HIPEMU_OP(name, kind, run, ...)                                                                      \
     ([](const char *hipemu_file) -> const hipemu::operation * {                                              \
-        static const hipemu::operation op = {name, hipemu_file, __LINE__, hipemu::kind, hipemu::run, {__VA_ARGS__}}; \
+        static const hipemu::operation op = {name,         hipemu_file, __LINE__,                            \
+                                             hipemu::kind, hipemu::run, {__VA_ARGS__}};                      \
         return &op;                                                                                          \
     }(__FILE__))
 
@@ -204,18 +207,20 @@ typedef float pair __attribute__((vector_size(8)));
 #define __builtin_amdgcn_ds_bpermute(byte, value)                                                            \
     hipemu::meet_as<int>(HIPEMU_OP("ds_bpermute", WAVE_ANY, run_index, 0), (int)(value), (int)(byte) / 4 & 63)
 #define __builtin_amdgcn_readlane(value, from)                                                               \
-    hipemu::meet_as<int>(HIPEMU_OP("readlane", WAVE_ANY, run_index, 0), (int)(value), (int)(from) & 63)
+    hipemu::meet_as<int>(HIPEMU_OP("readlane", WAVE_ANY, run_index, 0), (int)(value), (int)(from)&63)
 #define __builtin_amdgcn_readfirstlane(value)                                                                \
     hipemu::meet_as<int>(HIPEMU_OP("readfirstlane", WAVE_ANY, run_index, 0), (int)(value), -1)
 #define __builtin_amdgcn_ds_swizzle(value, offset)                                                           \
     hipemu::meet_as<int>(HIPEMU_OP("ds_swizzle", WAVE_ANY, run_swizzle, offset), (int)(value))
 #define __builtin_amdgcn_update_dpp(old, value, control, rows, banks, bound)                                 \
-    hipemu::meet_as<int>(HIPEMU_OP("dpp", WAVE_ANY, run_dpp, control, rows, banks, bound), (int)(value), (int)(old))
+    hipemu::meet_as<int>(HIPEMU_OP("dpp", WAVE_ANY, run_dpp, control, rows, banks, bound), (int)(value),     \
+                         (int)(old))
 #define __builtin_amdgcn_ballot_w64(is)                                                                      \
     hipemu::meet_as<uint64_t>(HIPEMU_OP("ballot", WAVE_ANY, run_ballot, 0), (int)!!(is))
 
 #define HIPEMU_MATRIX(name, rows, depth, kind, a, b, c)                                                      \
-    hipemu::meet_as<hipemu::bare_of<__typeof__(c)>::type>(HIPEMU_OP(name, WAVE_FULL, run_matrix, rows, depth, hipemu::kind, HIPEMU_FNUZ), a, b, c)
+    hipemu::meet_as<hipemu::bare_of<__typeof__(c)>::type>(                                                   \
+        HIPEMU_OP(name, WAVE_FULL, run_matrix, rows, depth, hipemu::kind, HIPEMU_FNUZ), a, b, c)
 #define __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(a, b, c, x, y, z)                                          \
     HIPEMU_MATRIX("mfma_16x16x16bf16_1k", 16, 16, MATRIX_BF16, a, b, c)
 #define __builtin_amdgcn_mfma_f32_32x32x8bf16_1k(a, b, c, x, y, z)                                           \
@@ -241,8 +246,14 @@ typedef float pair __attribute__((vector_size(8)));
     ((int)hipemu::to_fp8_pair(lo, hi, (uint32_t)(old), is_high, HIPEMU_FNUZ))
 #define __builtin_amdgcn_global_load_lds(from, to, bytes, offset, aux) hipemu::copy_async(from, to, bytes)
 
-static inline float hipemu_exp2f(float x) { return __builtin_exp2f(x); }
-static inline float hipemu_log2f(float x) { return __builtin_log2f(x); }
+static inline float hipemu_exp2f(float x)
+{
+    return __builtin_exp2f(x);
+}
+static inline float hipemu_log2f(float x)
+{
+    return __builtin_log2f(x);
+}
 #define __builtin_amdgcn_exp2f(x) hipemu_exp2f(x)
 #define __builtin_amdgcn_logf(x)  hipemu_log2f(x)
 static inline uint32_t hipemu_perm(uint32_t hi, uint32_t lo, uint32_t select)
@@ -261,8 +272,8 @@ static inline uint32_t hipemu_perm(uint32_t hi, uint32_t lo, uint32_t select)
 }
 #define __builtin_amdgcn_perm(hi, lo, select) hipemu_perm(hi, lo, select)
 
-#define __HIP_MEMORY_SCOPE_WORKGROUP 3
-#define __HIP_MEMORY_SCOPE_AGENT     4
+#define __HIP_MEMORY_SCOPE_WORKGROUP               3
+#define __HIP_MEMORY_SCOPE_AGENT                   4
 #define __hip_atomic_fetch_add(p, x, order, scope) hipemu::fetch_add(p, x)
 #define __hip_atomic_fetch_min(p, x, order, scope) hipemu::fetch_min(p, x)
 

@@ -5,7 +5,8 @@
 #include "hipemu.h"
 #undef __builtin_trap
 
-namespace hipemu {
+namespace hipemu
+{
 
 enum lane_state { LANE_READY, LANE_WAITS, LANE_AT_BARRIER, LANE_GONE };
 
