@@ -10,8 +10,8 @@
 enum option_type { OPT_TEXT, OPT_UINT, OPT_BYTES, OPT_US, OPT_OCTAL, OPT_REAL, OPT_BOOL };
 
 struct option_row {
-    const char
-        *name; /* flag without dashes; with '_' for '-' the YAML key, upper case after DSAD_ the variable */
+    const char *
+        name; /* flag without dashes, key of a file; in upper case with '_' for '-' after DSAD_ the variable */
     enum option_type type;
     size_t offset;
     size_t size;          /* OPT_TEXT: room with the terminator */
@@ -109,6 +109,7 @@ static const struct option_row options[] = {
 };
 
 #define N_OPTIONS (sizeof(options) / sizeof(options[0]))
+_Static_assert(N_OPTIONS <= SRV_MAX_OPTIONS, "room for each option's source");
 
 struct unit {
     const char *suffix;
@@ -254,6 +255,42 @@ static const char *nearest_option(const char *name, size_t n)
     return best;
 }
 
+static bool find_action(const char *name, enum srv_config_action *action_p)
+{
+    static const struct {
+        const char *name;
+        enum srv_config_action action;
+    } actions[] = {{"help", SRV_CONFIG_HELP},
+                   {"version", SRV_CONFIG_VERSION},
+                   {"print-config", SRV_CONFIG_PRINT},
+                   {"check-config", SRV_CONFIG_CHECK}};
+
+    for (size_t i = 0; i < sizeof(actions) / sizeof(actions[0]); i++)
+        if (strcmp(name, actions[i].name) == 0) {
+            *action_p = actions[i].action;
+            return true;
+        }
+    return false;
+}
+
+dsa_status srv_config_set(struct srv_config *config, const char *name, size_t n, const char *value,
+                          enum srv_config_source source, struct srv_err *err)
+{
+    const struct option_row *row = find_option(name, n);
+    dsa_status rc;
+    char text[64];
+
+    if (!row) {
+        snprintf(text, sizeof(text), "%.*s", (int)n, name);
+        return srv_fail(err, DSA_E_BAD_REQUEST, text, "%s", value, "unknown; the nearest is %s",
+                        nearest_option(name, n));
+    }
+    rc = set_option(config, row, value, err);
+    if (rc == DSA_OK)
+        config->sources[row - options] = (unsigned char)source;
+    return rc;
+}
+
 dsa_status srv_config_parse(struct srv_config *config, int argc, char **argv,
                             enum srv_config_action *action_p, struct srv_err *err)
 {
@@ -270,10 +307,11 @@ dsa_status srv_config_parse(struct srv_config *config, int argc, char **argv,
             return srv_fail(err, DSA_E_BAD_REQUEST, "argument", "%s", argv[i],
                             "flags start with --; see --help");
         n = strcspn(name, "=");
-        if (strcmp(name, "help") == 0 || strcmp(name, "version") == 0 || strcmp(name, "print-config") == 0) {
-            action = name[0] == 'h'   ? SRV_CONFIG_HELP
-                     : name[0] == 'v' ? SRV_CONFIG_VERSION
-                                      : SRV_CONFIG_PRINT;
+        if (find_action(name, &action))
+            continue;
+        if (n == strlen("config")
+            && strncmp(name, "config", n) == 0) { /* srv_config_file_name has taken it */
+            i += name[n] != '=';
             continue;
         }
         row = find_option(name, n);
@@ -295,7 +333,7 @@ dsa_status srv_config_parse(struct srv_config *config, int argc, char **argv,
             value = argv[++i];
         else
             return srv_fail(err, DSA_E_BAD_REQUEST, row->name, "%s", "", "needs a value");
-        rc = set_option(config, row, value, err);
+        rc = srv_config_set(config, row->name, strlen(row->name), value, SRV_SOURCE_FLAG, err);
         if (rc != DSA_OK)
             return rc;
     }
@@ -306,8 +344,13 @@ dsa_status srv_config_parse(struct srv_config *config, int argc, char **argv,
 void srv_config_help(FILE *out)
 {
     fprintf(out, "dsad - sparse attention over a quantised KV pool, served by gRPC\n\n"
-                 "usage: dsad [--flag value]...\n\n"
-                 "  --help, --version, --print-config (after the other flags)\n");
+                 "usage: dsad [--config FILE] [--flag value]...\n\n"
+                 "Each option is a flag, a variable (DSAD_LOG_LEVEL for --log-level) and a key of a YAML "
+                 "file (log-level: info).\n"
+                 "Flags win over variables, variables over the file, which --config or DSAD_CONFIG names.\n\n"
+                 "  --help, --version\n"
+                 "  --check-config        say whether the configuration is sound, and end\n"
+                 "  --print-config        print it with where each value comes from, and end\n");
     for (size_t i = 0; i < N_OPTIONS; i++) {
         if (options[i].section)
             fprintf(out, "\n%s\n", options[i].section);
@@ -316,8 +359,32 @@ void srv_config_help(FILE *out)
     }
 }
 
+/* Text that a YAML reader would take for something else goes between quotes. text: room for the longest, doubled. */
+static const char *quoted(const char *field, char *text)
+{
+    char *at = text;
+
+    if (field[0] == '\0' || (!strpbrk(field, ":#'\"{}[],&*!|>%@` ") && field[0] != '-' && field[0] != '?'))
+        return field;
+    if (!strstr(field, ": ") && !strstr(field, " #") && !strpbrk(field, "'\"{}[],&*!|>%@` ")
+        && field[0] != ':' && field[0] != '#' && field[strlen(field) - 1] != ':')
+        return field;
+    *at++ = '\'';
+    for (; *field; field++) {
+        if (*field == '\'')
+            *at++ = '\'';
+        *at++ = *field;
+    }
+    *at++ = '\'';
+    *at = '\0';
+    return text;
+}
+
 void srv_config_print(const struct srv_config *config, FILE *out)
 {
+    static const char *const origins[] = {"", "  # file", "  # environment", "  # flag"};
+    char text[300];
+
     for (size_t i = 0; i < N_OPTIONS; i++) {
         const char *field = (const char *)config + options[i].offset;
         uint64_t number;
@@ -326,23 +393,24 @@ void srv_config_print(const struct srv_config *config, FILE *out)
         fprintf(out, "%s: ", options[i].name);
         switch (options[i].type) {
         case OPT_TEXT:
-            fprintf(out, "%s\n", field);
+            fprintf(out, "%s", quoted(field, text));
             break;
         case OPT_REAL:
             memcpy(&real, field, sizeof(real));
-            fprintf(out, "%.9g\n", real);
+            fprintf(out, "%.9g", real);
             break;
         case OPT_BOOL:
-            fprintf(out, "%s\n", *(const bool *)field ? "true" : "false");
+            fprintf(out, "%s", *(const bool *)field ? "true" : "false");
             break;
         case OPT_UINT:
         case OPT_BYTES:
         case OPT_US:
         case OPT_OCTAL:
             memcpy(&number, field, sizeof(number));
-            fprintf(out, options[i].type == OPT_OCTAL ? "%04" PRIo64 "\n" : "%" PRIu64 "%s\n", number,
+            fprintf(out, options[i].type == OPT_OCTAL ? "%04" PRIo64 : "%" PRIu64 "%s", number,
                     options[i].type == OPT_US ? "us" : "");
             break;
         }
+        fprintf(out, "%s\n", origins[config->sources[i]]);
     }
 }

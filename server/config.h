@@ -10,6 +10,8 @@
 
 #include "server/core/err.h"
 
+#define SRV_MAX_OPTIONS 64
+
 struct srv_config {
     /* where it listens */
     char listen[108];     /* "unix:/path", or "none" */
@@ -64,17 +66,35 @@ struct srv_config {
         inline_flops; /* jobs up to this size may run on the service thread when the worker sleeps; 0 = never */
     /* process */
     char log_level[16];
+
+    unsigned char sources[SRV_MAX_OPTIONS]; /* enum srv_config_source, in the table's order */
 };
+
+/* Where an option's value comes from. Later ones win: default, file, environment, flag. */
+enum srv_config_source { SRV_SOURCE_DEFAULT, SRV_SOURCE_FILE, SRV_SOURCE_ENVIRONMENT, SRV_SOURCE_FLAG };
 
 void srv_config_defaults(struct srv_config *config);
 
+/* One option by its name (a flag without dashes, also the key in a file). DSA_E_BAD_REQUEST with field = the name and value =
+ * what was given: unknown (the nearest is named), malformed, out of bounds. n: bytes of the name. */
+SRV_MUST_CHECK dsa_status srv_config_set(struct srv_config *config, const char *name, size_t n,
+                                         const char *value, enum srv_config_source source,
+                                         struct srv_err *err);
+
 /* Applies argv[1..argc). DSA_E_BAD_REQUEST with field = the flag and value = what was given: unknown flag (with the
  * nearest known one named), missing or malformed value, out of bounds. On success *action_p tells what main does. */
-enum srv_config_action { SRV_CONFIG_RUN, SRV_CONFIG_HELP, SRV_CONFIG_VERSION, SRV_CONFIG_PRINT };
+enum srv_config_action {
+    SRV_CONFIG_RUN,
+    SRV_CONFIG_HELP,
+    SRV_CONFIG_VERSION,
+    SRV_CONFIG_PRINT,
+    SRV_CONFIG_CHECK
+};
 SRV_MUST_CHECK dsa_status srv_config_parse(struct srv_config *config, int argc, char **argv,
                                            enum srv_config_action *action_p, struct srv_err *err);
 
 void srv_config_help(FILE *out);
-void srv_config_print(const struct srv_config *config, FILE *out); /* name: value, one a line */
+/* name: value, one a line, as a file for --config has them; where a value is not the default a comment says whence. */
+void srv_config_print(const struct srv_config *config, FILE *out);
 
 #endif /* SERVER_CONFIG_H */

@@ -15,6 +15,7 @@
 
 #include "server/clock.h"
 #include "server/config.h"
+#include "server/config_file.h"
 #include "server/core/rules.h"
 #include "server/descriptors.h"
 #include "server/fdsock.h"
@@ -523,14 +524,39 @@ static int serve(struct server *server)
 #endif
 }
 
+/* Default, file, environment, flags: the later wins. */
+static dsa_status read_config(struct srv_config *config, int argc, char **argv,
+                              enum srv_config_action *action_p, struct srv_err *err)
+{
+    const char *path;
+    dsa_status rc;
+
+    srv_config_defaults(config);
+    if ((rc = srv_config_file_name(argc, argv, environ, &path, err)) != DSA_OK
+        || (path && (rc = srv_config_read_file(config, path, err)) != DSA_OK)
+        || (rc = srv_config_read_environment(config, environ, err)) != DSA_OK)
+        return rc;
+    return srv_config_parse(config, argc, argv, action_p, err);
+}
+
+/* Everything that can be said without opening a device or a socket. */
+static int check(struct server *server)
+{
+    struct srv_err err = {0};
+
+    if (derive_config(server, &err) != DSA_OK || derive_paths(server, &err) != DSA_OK)
+        return fail(&err);
+    printf("the configuration is sound\n");
+    return 0;
+}
+
 int main(int argc, char **argv)
 {
     static struct server server;
     enum srv_config_action action;
     struct srv_err err = {0};
 
-    srv_config_defaults(&server.config);
-    if (srv_config_parse(&server.config, argc, argv, &action, &err) != DSA_OK)
+    if (read_config(&server.config, argc, argv, &action, &err) != DSA_OK)
         return fail(&err);
     switch (action) {
     case SRV_CONFIG_HELP:
@@ -542,6 +568,8 @@ int main(int argc, char **argv)
     case SRV_CONFIG_PRINT:
         srv_config_print(&server.config, stdout);
         return 0;
+    case SRV_CONFIG_CHECK:
+        return check(&server);
     case SRV_CONFIG_RUN:
         break;
     }

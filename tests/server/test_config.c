@@ -119,6 +119,8 @@ static const char *shown(const char *name)
             continue;
         memcpy(value, at + n, (size_t)(end - at) - n);
         value[(size_t)(end - at) - n] = '\0';
+        if (strstr(value, "  # "))
+            *strstr(value, "  # ") = '\0'; /* whence it comes */
         return value;
     }
     ck_abort_msg("--print-config shows no %s", name);
@@ -409,6 +411,9 @@ START_TEST(actions)
     PARSE(ARG("--layers=3"), ARG("--print-config"));
     ck_assert_int_eq(result.action, SRV_CONFIG_PRINT);
     ck_assert_str_eq(shown("layers"), "3");
+    ck_assert_ptr_nonnull(strstr(result.shown, "layers: 3  # flag\n"));
+    PARSE(ARG("--check-config"));
+    ck_assert_int_eq(result.action, SRV_CONFIG_CHECK);
 }
 END_TEST
 
@@ -436,6 +441,8 @@ START_TEST(help_lists_every_option)
     ck_assert_ptr_nonnull(strstr(text, "--help"));
     ck_assert_ptr_nonnull(strstr(text, "--version"));
     ck_assert_ptr_nonnull(strstr(text, "--print-config"));
+    ck_assert_ptr_nonnull(strstr(text, "--check-config"));
+    ck_assert_ptr_nonnull(strstr(text, "--config FILE"));
 }
 END_TEST
 
