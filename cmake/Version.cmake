@@ -1,5 +1,9 @@
 # DSA_VERSION_STRING: the project's version, with the commit when this is a git checkout.
 set(DSA_VERSION_STRING "${PROJECT_VERSION}")
+set(DSA_COMMIT "" CACHE STRING "Commit of the source, where it is built without its git folder")
+if(DSA_COMMIT)
+  set(DSA_VERSION_STRING "${PROJECT_VERSION}+${DSA_COMMIT}")
+endif()
 find_package(Git QUIET)
 if(GIT_FOUND AND EXISTS "${PROJECT_SOURCE_DIR}/.git")
   execute_process(COMMAND ${GIT_EXECUTABLE} rev-parse --short=12 HEAD
