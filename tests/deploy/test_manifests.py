@@ -340,12 +340,16 @@ def set_variables():
     return found
 
 
+# Flags of the HTTP side, TLS and logs: a dsad without --http may lack these, and no others.
+WITH_HTTP = {"http", "health", "admin", "log-format", "tls-cert", "tls-key", "tls-client-ca", "tls-reload-seconds"}
+
+
 def dsad_knows_every_setting():
     flags = dsad_flags()
     wanted = set_variables()
     assert len(wanted) >= 15, wanted
     missing = sorted(set(wanted) - set(flags))
-    if missing and "http" not in flags:
+    if missing and "http" not in flags and set(missing) <= WITH_HTTP:
         raise Skip(f"this dsad has no HTTP side yet; it lacks --{', --'.join(missing)}")
     assert not missing, f"dsad --help does not know --{', --'.join(missing)}"
 
@@ -376,15 +380,16 @@ def dsactl_knows_every_command():
     for folder in folders():
         for _, template in templates(build(folder)):
             for container in containers(template):
-                commands = [[*container.get("command", []), *container.get("args", [])]]
-                hook = container.get("lifecycle", {}).get("preStop", {}).get("exec")
-                commands += [hook["command"]] if hook else []
-                for command in [c for c in commands if c and c[0] == "/usr/bin/dsactl"]:
-                    text = run(help_of("dsactl"), command[1], "--help").stdout
-                    for flag in [word for word in command[2:] if word.startswith("--")]:
-                        assert re.search(rf"^ +{flag}\b", text, re.M), f"{folder}: dsactl {command[1]} has no {flag}"
-                    n += 1
-    assert n >= len(OVERLAYS) + 2, n
+                # SIGTERM after a hook's `dsactl drain` would be the second request to stop, and cut off what runs.
+                assert container["name"] != "dsad" or "lifecycle" not in container, folder
+                command = [*container.get("command", []), *container.get("args", [])]
+                if command[:1] != ["/usr/bin/dsactl"]:
+                    continue
+                text = run(help_of("dsactl"), command[1], "--help").stdout
+                for flag in [word for word in command[2:] if word.startswith("--")]:
+                    assert re.search(rf"^ +{flag}\b", text, re.M), f"{folder}: dsactl {command[1]} has no {flag}"
+                n += 1
+    assert n >= len(OVERLAYS) + 1, n
 
 
 def image_is_built_from_what_the_build_needs():
