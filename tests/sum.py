@@ -1,7 +1,8 @@
-"""Adds up the closing lines of the test programs that ctest ran: sum.py JUNIT.xml COUNTS
+"""Adds up the closing lines of the test programs that ctest ran: sum.py JUNIT.xml COUNTS FAILURES
 
-Prints a line for each program, its skips, and the whole output of those that failed; writes "passed failed skipped" to
-COUNTS. A program that failed, or that closed without its line, counts as at least one failure."""
+Prints a line for each program, its skips, and the output of those that failed; writes "passed failed skipped" to COUNTS
+and appends what failed, in a line each, to FAILURES. A program that failed, or that closed without its line, counts as
+at least one failure."""
 import re
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -19,7 +20,21 @@ def skips(output):
             for reason, names in by_reason.items()}
 
 
-def main(junit, counts):
+def shown(output, head=100, tail=300):
+    """The output, without its middle where it is long."""
+    lines = output.strip().splitlines()
+    if len(lines) > head + tail:
+        lines[head:-tail] = ["[%d lines left out]" % (len(lines) - head - tail)]
+    return "\n".join(lines)
+
+
+def failures(name, output):
+    """What failed in a program, a line each."""
+    lines = re.findall(r"^FAIL.*$|^.*: (?:FAIL|ERROR): .*$|^.*:\d+:[FE]:.*$", output, re.M)
+    return ["%s: %s" % (name, line.strip()[:300]) for line in lines[:10]] or ["%s: no test said that it failed" % name]
+
+
+def main(junit, counts, failed):
     total = [0, 0, 0]
     cases = list(ElementTree.parse(junit).getroot().iter("testcase"))
     for case in sorted(cases, key=lambda c: c.get("name")):
@@ -39,7 +54,9 @@ def main(junit, counts):
         for reason, names in skips(output).items():
             print("    SKIP %s: %s" % (", ".join(names), reason))
         if count[1] > 0:
-            print("---- output of %s\n%s\n----" % (case.get("name"), output.strip()))
+            print("---- output of %s\n%s\n----" % (case.get("name"), shown(output)))
+            with open(failed, "a") as file:
+                file.writelines(line + what + "\n" for line in failures(case.get("name"), output))
         total = [a + b for a, b in zip(total, count)]
     if not cases:
         total[1] += 1

@@ -87,9 +87,8 @@ def after_a_storm(env, rng, seconds):
         sequence = fill(s, rng, 1000)
         q, indices = random_q(rng, 1, 8), random_indices(rng, 1, 64, 1000, 0)
         figures("attend, before the storm", timed(lambda: s.attend(sequence, q, indices), 5))
-        limit = lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (8192, 8192))  # noqa: E731
-        command = [env.storm, "answers", "unix:" + server.path, "300"]
-        print(subprocess.run(command, capture_output=True, text=True, preexec_fn=limit).stdout.strip())
+        command = with_files(8192, [env.storm, "answers", "unix:" + server.path, "300"])
+        print(subprocess.run(command, capture_output=True, text=True).stdout.strip())
         figures("attend, the five seconds after it", timed(lambda: s.attend(sequence, q, indices), 5))
     server.stop()
 

@@ -8,7 +8,6 @@ import mmap
 import os
 import queue
 import re
-import resource
 import signal
 import socket
 import struct
@@ -33,12 +32,20 @@ def skip_program(reason):
     os._exit(0)
 
 
+# gRPC's fork handlers wait until its threads are idle, and a thread that waits for a peer never is: a start would hang.
+os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
+
 try:
     import grpc
     import numpy as np
     import google.protobuf.message  # noqa: F401
 except ImportError as missing:
     skip_program("needs python3-grpcio, python3-protobuf and python3-numpy (%s)" % missing)
+
+
+def with_files(n, command):
+    """The command with a limit on open files, set without code of ours between fork and exec."""
+    return ["prlimit", "--nofile=%d:%d" % (n, n), *command]
 
 
 def full(n, small):

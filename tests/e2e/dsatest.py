@@ -71,12 +71,8 @@ class Server:
         program = env.hooked if hooked else env.dsad
         command = [*wrapper, program] + [x for k, v in options.items() for x in ("--" + k, v)]
         command = [x for x in command if x != "true"] if "true" in command else command
+        command = with_files(nofile, command) if nofile else command
         self.log = open(self.log_path, "wb")
-
-        def limit():
-            if nofile:
-                resource.setrlimit(resource.RLIMIT_NOFILE, (nofile, nofile))
-
         environment = dict(os.environ)
         environment.setdefault(
             "TSAN_OPTIONS", "suppressions=%s:exitcode=66" % os.path.join(ROOT, "tests", "tsan.supp")
@@ -88,7 +84,6 @@ class Server:
             stdout=self.log,
             stderr=self.log,
             stdin=subprocess.DEVNULL,
-            preexec_fn=limit,
             close_fds=True,
             env=environment,
         )

@@ -6,9 +6,8 @@ from busy import *  # noqa: F403
 
 def storm(server, *arguments, timeout=300):
     """Runs dsa-storm against the server; returns what it counted."""
-    limit = lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (8192, 8192))  # noqa: E731
-    command = [server.env.storm, arguments[0], "unix:" + server.path, *map(str, arguments[1:])]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, preexec_fn=limit)
+    command = with_files(8192, [server.env.storm, arguments[0], "unix:" + server.path, *map(str, arguments[1:])])
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
     told = done.stdout + done.stderr
     truth(done.returncode == 0, "dsa-storm ended with %d and said %s" % (done.returncode, told[-3000:]))
     print("     " + done.stdout.strip())
