@@ -366,12 +366,12 @@ static dsa_status start_rpc(struct server *server, struct srv_err *err)
 
 static void add_local(void *arg, int fd)
 {
-    rpc_add_fd(((struct server *)arg)->rpc, fd, true);
+    rpc_add_fd(((struct server *)arg)->rpc, fd, RPC_ORIGIN_UNIX);
 }
 
 static void add_remote(void *arg, int fd)
 {
-    rpc_add_fd(((struct server *)arg)->rpc, fd, false);
+    rpc_add_fd(((struct server *)arg)->rpc, fd, RPC_ORIGIN_TCP);
 }
 
 static dsa_status open_sockets(struct server *server, struct srv_err *err)

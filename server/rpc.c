@@ -1,6 +1,5 @@
 #include "server/rpc.h"
 
-#include <dlfcn.h>
 #include <grpc/byte_buffer.h>
 #include <grpc/byte_buffer_reader.h>
 #include <grpc/grpc.h>
@@ -8,7 +7,6 @@
 #include <grpc/grpc_posix.h>
 #include <grpc/slice.h>
 #include <grpc/support/alloc.h>
-#include <grpc/support/log.h>
 #include <grpc/support/time.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -27,7 +25,7 @@
 #define MAX_GATHERED       15
 #define MAX_GATHERED_BYTES 1024
 
-/* Connections on higher descriptors count as not local. */
+/* Connections on higher descriptors count as plain TCP, which may do least. */
 #define MAX_TRACKED_FDS 65536
 
 /* Every batch has a struct of its own, whose address is the tag. */
@@ -54,6 +52,7 @@ struct rpc_call {
     struct rpc *rpc;
     grpc_call *call;
     const struct rpc_method *method;
+    const struct rpc_method *refused; /* the method that was asked for, when `admit` refused it */
     void *data;
     struct tag close_tag, read_tag, send_tag, finish_tag;
     int cancelled; /* written by RECV_CLOSE_ON_SERVER */
@@ -66,7 +65,9 @@ struct rpc_call {
     unsigned n_gathered;          /* messages given to gRPC since it was last told to write */
     unsigned n_tags;              /* batches in flight; the call is freed at 0 */
     struct rpc_call *next_reader; /* of those that want their next message */
-    bool is_local;
+    enum rpc_origin origin;
+    uint64_t begin_us;
+    grpc_metadata_array headers; /* from the client; gRPC's memory, until the call is freed */
     bool is_reading, wants_read, is_sending, metadata_sent, is_finishing, finish_wanted, is_closed, is_over;
     bool send_failed;
     int code;
@@ -89,7 +90,7 @@ struct rpc {
     struct tag shutdown_tag;
     struct tag ring_tag; /* of every bell: a ring may be taken after its bell is gone */
     bool is_shutting_down, is_stopped;
-    bool is_local[MAX_TRACKED_FDS]; /* by descriptor */
+    unsigned char origins[MAX_TRACKED_FDS]; /* enum rpc_origin, by descriptor */
     unsigned n_armed;
     uint64_t n_messages; /* received since start */
 };
@@ -415,6 +416,7 @@ static void call_free(struct rpc_call *call)
     if (call->n_details > 0 && call->is_finishing)
         grpc_slice_unref(call->trailing.value);
     free(call->details);
+    grpc_metadata_array_destroy(&call->headers);
     grpc_call_unref(call->call);
     free(call);
 }
@@ -436,6 +438,9 @@ static void on_close(struct tag *tag, bool ok)
     call->is_over = true;
     call->is_closed = true;
     drop_queue(call);
+    if (call->rpc->config.ended)
+        call->rpc->config.ended(call, call->cancelled != 0 ? GRPC_STATUS_CANCELLED : call->code,
+                                srv_now_us() - call->begin_us);
     if (call->method->closed)
         call->method->closed(call, call->cancelled != 0);
     call->data = NULL;
@@ -444,14 +449,16 @@ static void on_close(struct tag *tag, bool ok)
 
 /* Core names the peer of a socket that it was handed by its descriptor: "fd:20". Asked when the call begins, while the
  * number is still the connection's. */
-static bool is_local_peer(const struct rpc *rpc, grpc_call *handle)
+static enum rpc_origin origin_of(const struct rpc *rpc, grpc_call *handle)
 {
     char *peer = grpc_call_get_peer(handle);
+    enum rpc_origin origin = RPC_ORIGIN_TCP;
     int fd;
-    bool is_local = sscanf(peer, "fd:%d", &fd) == 1 && fd >= 0 && fd < MAX_TRACKED_FDS && rpc->is_local[fd];
 
+    if (sscanf(peer, "fd:%d", &fd) == 1 && fd >= 0 && fd < MAX_TRACKED_FDS)
+        origin = (enum rpc_origin)rpc->origins[fd];
     gpr_free(peer);
-    return is_local;
+    return origin;
 }
 
 static const struct rpc_method *find_method(const struct rpc *rpc, grpc_slice path)
@@ -472,7 +479,8 @@ static void ignore_message(struct rpc_call *call, const uint8_t *bytes, size_t n
 static const struct rpc_method unknown_method = {
     .path = "(unknown)", .shape = RPC_STREAM, .message = ignore_message};
 
-static void begin_call(struct rpc *rpc, grpc_call *handle, grpc_slice path)
+/* Takes the handle, and the headers out of the array. */
+static void begin_call(struct rpc *rpc, grpc_call *handle, grpc_slice path, grpc_metadata_array *headers)
 {
     const struct rpc_method *method = find_method(rpc, path);
     struct rpc_call *call = calloc(1, sizeof(*call));
@@ -486,7 +494,10 @@ static void begin_call(struct rpc *rpc, grpc_call *handle, grpc_slice path)
     call->rpc = rpc;
     call->call = handle;
     call->method = method ? method : &unknown_method;
-    call->is_local = is_local_peer(rpc, handle);
+    call->origin = origin_of(rpc, handle);
+    call->begin_us = srv_now_us();
+    call->headers = *headers;
+    grpc_metadata_array_init(headers);
     call->text = grpc_empty_slice();
     call->close_tag = (struct tag){on_close, rpc};
     call->read_tag = (struct tag){on_read, rpc};
@@ -500,6 +511,11 @@ static void begin_call(struct rpc *rpc, grpc_call *handle, grpc_slice path)
     SRV_ASSERT(start_batch(call, &op, 1, &call->close_tag));
     if (!method) {
         rpc_finish(call, GRPC_STATUS_UNIMPLEMENTED, "no such method; see reflection", NULL, 0);
+        return;
+    }
+    if (rpc->config.admit && !rpc->config.admit(call)) {
+        call->method = &unknown_method; /* so that no callback of the method's comes */
+        call->refused = method;
         return;
     }
     if (method->open)
@@ -554,7 +570,7 @@ static void on_call(struct tag *tag, bool ok)
     rpc->n_armed--;
     arm_all(rpc);
     if (ok && arm->call)
-        begin_call(rpc, arm->call, arm->details.method);
+        begin_call(rpc, arm->call, arm->details.method, &arm->metadata);
     arm_free(arm);
 }
 
@@ -588,12 +604,25 @@ void *rpc_call_service(const struct rpc_call *call)
 
 const char *rpc_call_path(const struct rpc_call *call)
 {
-    return call->method->path;
+    return call->refused ? call->refused->path : call->method->path;
 }
 
-bool rpc_call_is_local(const struct rpc_call *call)
+enum rpc_origin rpc_call_origin(const struct rpc_call *call)
 {
-    return call->is_local;
+    return call->origin;
+}
+
+const char *rpc_call_header(const struct rpc_call *call, const char *name, size_t *n_p)
+{
+    for (size_t i = 0; i < call->headers.count; i++) {
+        const grpc_metadata *header = &call->headers.metadata[i];
+
+        if (grpc_slice_str_cmp(header->key, name) != 0)
+            continue;
+        *n_p = GRPC_SLICE_LENGTH(header->value);
+        return (const char *)GRPC_SLICE_START_PTR(header->value);
+    }
+    return NULL;
 }
 
 void rpc_call_set_data(struct rpc_call *call, void *data)
@@ -678,10 +707,10 @@ dsa_status rpc_create(const struct rpc_config *config, struct rpc **rpc_p, struc
     return DSA_OK;
 }
 
-void rpc_add_fd(struct rpc *rpc, int fd, bool is_local)
+void rpc_add_fd(struct rpc *rpc, int fd, enum rpc_origin origin)
 {
     if (fd < MAX_TRACKED_FDS)
-        rpc->is_local[fd] = is_local;
+        rpc->origins[fd] = (unsigned char)origin;
     grpc_server_add_channel_from_fd(rpc->server, fd, rpc->credentials);
 }
 
@@ -789,50 +818,4 @@ void rpc_bell_ring(struct rpc_bell *bell)
     /* An empty batch completes at once: the one public way to wake a completion queue from another thread. */
     __tsan_release(&bell->rpc->ring_tag);
     SRV_ASSERT(grpc_call_start_batch(bell->call, NULL, 0, &bell->rpc->ring_tag, NULL) == GRPC_CALL_OK);
-}
-
-/* ---- process-wide --------------------------------------------------------------------------------- */
-
-/* Debian's core is a debug build in which abseil aborts the process when it suspects a lock-order inversion among
- * gRPC's own mutexes; a service must not die of a suspicion. The switch is one C++ function with a versioned name, looked
- * up at run time so that a library without it is fine too. Debug builds leave the detector on. */
-static void ignore_suspected_deadlocks(void)
-{
-#if defined(NDEBUG)
-    static const char *const names[] = {
-        "_ZN4absl7debian329SetMutexDeadlockDetectionModeENS0_15OnDeadlockCycleE",
-        "_ZN4absl12lts_2022062329SetMutexDeadlockDetectionModeENS0_15OnDeadlockCycleE",
-        "_ZN4absl29SetMutexDeadlockDetectionModeENS_15OnDeadlockCycleE",
-    };
-
-    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
-        void *symbol = dlsym(RTLD_DEFAULT, names[i]);
-        void (*set_mode)(int);
-
-        if (!symbol)
-            continue;
-        memcpy(&set_mode, &symbol, sizeof(symbol));
-        set_mode(0);
-        return;
-    }
-#endif
-}
-
-static void log_from_grpc(gpr_log_func_args *args)
-{
-    /* Peers can cause these lines, so none of them is an error of ours. */
-    srv_log(args->severity == GPR_LOG_SEVERITY_ERROR ? SRV_LOG_WARN : SRV_LOG_DEBUG, "grpc: %s",
-            args->message);
-}
-
-void rpc_init(void)
-{
-    ignore_suspected_deadlocks();
-    gpr_set_log_function(log_from_grpc);
-    grpc_init();
-}
-
-void rpc_fini(void)
-{
-    grpc_shutdown_blocking();
 }

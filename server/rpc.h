@@ -42,10 +42,23 @@ struct rpc_method {
     void (*closed)(struct rpc_call *call, bool is_cancelled);
 };
 
+/* Where a connection came in. */
+enum rpc_origin {
+    RPC_ORIGIN_TCP,    /* plain, unknown peer */
+    RPC_ORIGIN_UNIX,   /* the unix socket, whose file mode says who may */
+    RPC_ORIGIN_TLS,    /* TLS has been terminated before the bytes came here */
+    RPC_ORIGIN_HEALTH, /* the port for probes */
+};
+
 struct rpc_config {
     const struct rpc_method *methods;
     size_t n_methods;
-    void *service;              /* rpc_call_service */
+    void *service; /* rpc_call_service */
+    /* A call of a known method came; its headers can be read. False: it has been answered (rpc_finish) and none of its
+     * method's callbacks comes. May be NULL. */
+    bool (*admit)(struct rpc_call *call);
+    /* A call is over, before its `closed`: a google.rpc.Code, and how long it lasted. May be NULL. */
+    void (*ended)(struct rpc_call *call, int code, uint64_t took_us);
     uint64_t max_message_bytes; /* both directions; a message of more than about twice this ends its call */
     uint32_t max_streams;       /* concurrent calls of one connection */
     uint64_t stall_timeout_us;  /* a message that the client does not take for this long ends its call */
@@ -56,9 +69,8 @@ SRV_MUST_CHECK dsa_status rpc_create(const struct rpc_config *config, struct rpc
 /* After rpc_shutdown was carried through (rpc_is_down). */
 void rpc_destroy(struct rpc *rpc);
 
-/* Serve an accepted, non-blocking socket. Takes the fd, also on failure. is_local: it came through the unix socket, whose
- * file mode says who may. */
-void rpc_add_fd(struct rpc *rpc, int fd, bool is_local);
+/* Serve an accepted, non-blocking socket. Takes the fd, also on failure. */
+void rpc_add_fd(struct rpc *rpc, int fd, enum rpc_origin origin);
 
 /* Handle one event, waiting for it up to wait_us (0 = only look; UINT64_MAX = for ever). False: none came. */
 bool rpc_step(struct rpc *rpc, uint64_t wait_us);
@@ -87,8 +99,11 @@ void rpc_bell_ring(struct rpc_bell *bell);    /* [any] */
 /* ---- a call ------------------------------------------------------------------------------------ */
 
 void *rpc_call_service(const struct rpc_call *call);
-const char *rpc_call_path(const struct rpc_call *call);
-bool rpc_call_is_local(const struct rpc_call *call); /* its connection is */
+const char *rpc_call_path(const struct rpc_call *call); /* of the table; "(unknown)" */
+enum rpc_origin rpc_call_origin(const struct rpc_call *call);
+/* A header of the client's, by its lower-case name: the first of that name, *n_p bytes, not terminated, valid while the call
+ * lives. NULL: there is none. */
+const char *rpc_call_header(const struct rpc_call *call, const char *name, size_t *n_p);
 void rpc_call_set_data(struct rpc_call *call, void *data);
 void *rpc_call_data(const struct rpc_call *call); /* NULL until set */
 

@@ -260,7 +260,7 @@ void svc_drain(struct rpc_call *call, const uint8_t *bytes, size_t n)
         return;
     grace_us = ((const Dsa__V1__DrainRequest *)message)->grace_us;
     wire_arena_free(arena);
-    if (!rpc_call_is_local(call)) {
+    if (rpc_call_origin(call) != RPC_ORIGIN_UNIX) {
         srv_fail(&err, DSA_E_ACCESS, "", "%s", "", "only the unix socket takes Drain");
         svc_refuse(call, &err);
         return;

@@ -135,7 +135,7 @@ def only_in(pattern, places):
     return rule
 
 
-grpc_only_in_rpc = only_in(r"^grpc/(?!.*\.pb-c\.h$)", ("server/rpc.c", "server/wire.c", "client/", "tests/"))
+grpc_only_in_rpc = only_in(r"^grpc/(?!.*\.pb-c\.h$)", ("server/rpc.c", "server/rpc_process.c", "server/wire.c", "client/", "tests/"))
 uv_only_on_the_loop = only_in(r"^uv(/|\.h$)", ("server/loop.c", "server/listener.c", "server/fdsock.c", "tests/server/",
                                                "tests/bench/"))
 protobuf_only_in_services = only_in(r"\.pb-c\.h$|^protobuf-c/", ("server/wire", "server/svc", "server/descriptors.c",

@@ -7,6 +7,7 @@
 #include <grpc/grpc_posix.h>
 #include <grpc/grpc_security.h>
 #include <stdlib.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -29,6 +30,10 @@ static struct {
     bool is_holding;       /* answer nothing until the test says so */
     int n_to_send;         /* Many: messages */
     size_t size_to_send;
+    bool is_closed_door; /* calls without the header "key: open" are refused */
+    int n_ended, last_code;
+    char last_path[64];
+    enum rpc_origin last_origin;
 } seen;
 
 static struct rpc *rpc;
@@ -44,6 +49,27 @@ static void send_copy(struct rpc_call *call, const uint8_t *bytes, size_t n)
     else
         memset(room, 0x5a, n);
     rpc_send(call, message);
+}
+
+static bool admit(struct rpc_call *call)
+{
+    size_t n = 0;
+    const char *key = rpc_call_header(call, "key", &n);
+
+    ck_assert_ptr_null(rpc_call_header(call, "other", &n));
+    seen.last_origin = rpc_call_origin(call);
+    if (!seen.is_closed_door || (key && n == 4 && memcmp(key, "open", 4) == 0))
+        return true;
+    rpc_finish(call, 7, "the door is closed", NULL, 0);
+    return false;
+}
+
+static void ended(struct rpc_call *call, int code, uint64_t took_us)
+{
+    ck_assert_uint_lt(took_us, KIT_PATIENCE_S * 1000000u);
+    seen.n_ended++;
+    seen.last_code = code;
+    snprintf(seen.last_path, sizeof(seen.last_path), "%s", rpc_call_path(call));
 }
 
 static void on_open(struct rpc_call *call)
@@ -199,9 +225,11 @@ static void start_batch(struct client_call *c, const grpc_op *ops, size_t n, str
     ck_assert_int_eq(grpc_call_start_batch(c->call, ops, n, tag, NULL), GRPC_CALL_OK);
 }
 
-/* Begins a call: initial metadata out, status awaited. */
-static void begin(struct client_call *c, const char *path)
+/* Begins a call: initial metadata out with up to one header, status awaited. */
+static void begin_with(struct client_call *c, const char *path, const char *key, const char *value)
 {
+    grpc_metadata header = {.key = grpc_slice_from_copied_string(key),
+                            .value = grpc_slice_from_copied_string(value)};
     grpc_op ops[2] = {{.op = GRPC_OP_SEND_INITIAL_METADATA}, {.op = GRPC_OP_RECV_INITIAL_METADATA}};
     grpc_op status = {.op = GRPC_OP_RECV_STATUS_ON_CLIENT};
 
@@ -212,12 +240,21 @@ static void begin(struct client_call *c, const char *path)
     ck_assert_ptr_nonnull(c->call);
     grpc_metadata_array_init(&c->initial);
     grpc_metadata_array_init(&c->trailing);
+    ops[0].data.send_initial_metadata.metadata = &header;
+    ops[0].data.send_initial_metadata.count = key[0] != '\0';
     ops[1].data.recv_initial_metadata.recv_initial_metadata = &c->initial;
     start_batch(c, ops, 2, &c->send);
+    grpc_slice_unref(header.key);
+    grpc_slice_unref(header.value);
     status.data.recv_status_on_client.trailing_metadata = &c->trailing;
     status.data.recv_status_on_client.status = &c->status;
     status.data.recv_status_on_client.status_details = &c->details;
     start_batch(c, &status, 1, &c->status_tag);
+}
+
+static void begin(struct client_call *c, const char *path)
+{
+    begin_with(c, path, "", "");
 }
 
 static void send_bytes(struct client_call *c, size_t n)
@@ -310,7 +347,7 @@ static void connect_client(void)
 
     args[0].value.integer = args[1].value.integer = -1;
     ck_assert_int_eq(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, fds), 0);
-    rpc_add_fd(rpc, fds[0], true);
+    rpc_add_fd(rpc, fds[0], RPC_ORIGIN_UNIX);
     channel = grpc_channel_create_from_fd("test", fds[1], credentials, &channel_args);
     ck_assert_ptr_nonnull(channel);
     grpc_channel_credentials_release(credentials);
@@ -322,6 +359,8 @@ static void open_all(void)
         .methods = methods,
         .n_methods = sizeof(methods) / sizeof(methods[0]),
         .service = &seen,
+        .admit = admit,
+        .ended = ended,
         .max_message_bytes = MAX_MESSAGE,
         .max_streams = MAX_STREAMS,
         .stall_timeout_us = STALL_US,
@@ -410,6 +449,33 @@ START_TEST(unknown_methods_are_unimplemented)
     }
     ck_assert_int_eq(seen.n_open, 0);
     expect_serving();
+}
+END_TEST
+
+START_TEST(a_closed_door_refuses_before_the_method)
+{
+    static const char *const paths[] = {"/t.S/Unary", "/t.S/Many", "/t.S/Bidi"};
+    struct client_call c;
+
+    seen.is_closed_door = true;
+    for (size_t i = 0; i < sizeof(paths) / sizeof(paths[0]); i++) {
+        begin_with(&c, paths[i], "key", "shut");
+        STEP_UNTIL(c.status_tag.is_done);
+        ck_assert(has_text(&c, "the door is closed"));
+        ck_assert_int_eq(end(&c), 7);
+        STEP_UNTIL(seen.n_ended == (int)i + 1);
+        ck_assert_int_eq(seen.last_code, 7);
+        ck_assert_str_eq(seen.last_path, paths[i]);
+    }
+    ck_assert_int_eq(seen.n_open, 0);
+    begin_with(&c, "/t.S/Unary", "key", "open");
+    send_bytes(&c, 10);
+    half_close(&c);
+    ck_assert_int_eq(receive(&c, true), 10);
+    ck_assert_int_eq(end(&c), 0);
+    STEP_UNTIL(seen.n_ended == 4);
+    ck_assert_int_eq(seen.last_code, 0);
+    ck_assert_int_eq(seen.last_origin, RPC_ORIGIN_UNIX);
 }
 END_TEST
 
@@ -710,7 +776,7 @@ START_TEST(other_protocols_are_shown_out)
         ssize_t n = -1;
 
         ck_assert_int_eq(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fds), 0);
-        rpc_add_fd(rpc, fds[0], true);
+        rpc_add_fd(rpc, fds[0], RPC_ORIGIN_UNIX);
         ck_assert_int_eq(write(fds[1], lines[i], strlen(lines[i])), (ssize_t)strlen(lines[i]));
         ck_assert_int_eq(shutdown(fds[1], SHUT_WR), 0);
         STEP_UNTIL((n = read(fds[1], bytes, sizeof(bytes)))
@@ -752,6 +818,7 @@ int test_suites(Suite **suites_p, int max)
     tcase_add_test(calls, unary_of_every_size);
     tcase_add_test(calls, unknown_methods_are_unimplemented);
     tcase_add_test(calls, unary_without_a_message);
+    tcase_add_test(calls, a_closed_door_refuses_before_the_method);
     tcase_add_test(calls, messages_beyond_the_limit);
     tcase_add_test(calls, errors_carry_their_details);
     tcase_add_test(calls, server_stream_sends_many);
