@@ -39,6 +39,8 @@ static const struct option_row options[] = {
     NUMBER(OPT_OCTAL, "socket-mode", socket_mode, "0660", 0, 0777, NULL,
            "permission bits of both sockets, octal"),
     NUMBER(OPT_UINT, "max-connections", max_connections, "256", 1, 65536, NULL, "connections at a time"),
+    TEXT("http", http, "", NULL, "plain HTTP on host:port: /startupz, /readyz, /livez, /metrics"),
+    TEXT("health", health, "", NULL, "plain gRPC on host:port that answers grpc.health.v1 alone, for probes"),
 
     TEXT("device", device, "cpu", "Serving", "device kind that holds the KV pool: cpu, cuda"),
     NUMBER(OPT_UINT, "device-ordinal", device_ordinal, "0", 0, 63, NULL, "which device of its kind"),
@@ -99,6 +101,8 @@ static const struct option_row options[] = {
            "a stream whose client does not read is ended after this"),
     NUMBER(OPT_US, "drain-grace", drain_grace_us, "25s", 0, UINT64_C(86400000000), NULL,
            "time that running work gets after SIGTERM"),
+    NUMBER(OPT_US, "watchdog", watchdog_us, "10s", 0, UINT64_C(86400000000), NULL,
+           "a worker that is at one launch for longer counts as stuck, and dsad as not ready (0: never)"),
     NUMBER(OPT_US, "spin", spin_us, "0us", 0, 1000000, NULL,
            "the service thread polls this long after the last event before it sleeps"),
     NUMBER(OPT_US, "worker-spin", worker_spin_us, "0us", 0, 1000000, NULL, "the same for a worker"),

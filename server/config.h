@@ -19,6 +19,8 @@ struct srv_config {
     char fd_socket[108];  /* path; "" = the unix path with ".fd" appended */
     uint64_t socket_mode; /* octal permission bits of both sockets */
     uint64_t max_connections;
+    char http[64];   /* "host:port" of probes and metrics over HTTP, or "" */
+    char health[64]; /* "host:port" of gRPC health alone, or "" */
     /* what it serves */
     char device[16]; /* "cpu" or "cuda" */
     uint64_t device_ordinal;
@@ -60,7 +62,8 @@ struct srv_config {
     uint64_t max_grace_us;
     uint64_t stall_timeout_us;
     uint64_t drain_grace_us;
-    uint64_t spin_us; /* the service thread polls this long after the last event before it sleeps */
+    uint64_t watchdog_us; /* 0 = off */
+    uint64_t spin_us;     /* the service thread polls this long after the last event before it sleeps */
     uint64_t worker_spin_us;
     uint64_t
         inline_flops; /* jobs up to this size may run on the service thread when the worker sleeps; 0 = never */

@@ -16,6 +16,7 @@
 #include <unistd.h>
 #include <uv.h>
 
+#include "server/address.h"
 #include "server/log.h"
 #include "server/loop.h"
 
@@ -115,60 +116,31 @@ static dsa_status open_unix(struct srv_listener *listener, struct srv_err *err)
                : fail_system(err, listener->config.flag, path, "cannot listen");
 }
 
-static bool is_loopback(const struct sockaddr *addr)
+static dsa_status open_tcp(struct srv_listener *listener, struct srv_err *err)
 {
-    if (addr->sa_family == AF_INET)
-        return (ntohl(((const struct sockaddr_in *)addr)->sin_addr.s_addr) >> 24) == 127;
-    return addr->sa_family == AF_INET6
-           && IN6_IS_ADDR_LOOPBACK(&((const struct sockaddr_in6 *)addr)->sin6_addr);
-}
-
-static dsa_status bind_tcp(struct srv_listener *listener, const struct addrinfo *info, struct srv_err *err)
-{
-    const char *text = listener->config.tcp;
-    struct sockaddr_storage bound;
-    socklen_t n_bound = sizeof(bound);
+    const char *text = listener->config.tcp, *flag = listener->config.flag;
+    struct sockaddr_storage address;
+    socklen_t n;
     int one = 1;
+    dsa_status rc = srv_address_parse(flag, text, &address, &n, err);
 
-    listener->fd = socket(info->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (rc != DSA_OK)
+        return rc;
+    listener->fd = socket(address.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     if (listener->fd < 0)
-        return fail_system(err, listener->config.flag, text, "cannot make a socket");
+        return fail_system(err, flag, text, "cannot make a socket");
     setsockopt(listener->fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
-    if (bind(listener->fd, info->ai_addr, info->ai_addrlen) != 0)
-        return fail_system(err, listener->config.flag, text, "cannot bind");
+    if (bind(listener->fd, (struct sockaddr *)&address, n) != 0)
+        return fail_system(err, flag, text, "cannot bind");
     if (listen(listener->fd, BACKLOG) != 0)
-        return fail_system(err, listener->config.flag, text, "cannot listen");
-    if (getsockname(listener->fd, (struct sockaddr *)&bound, &n_bound) != 0)
-        return fail_system(err, listener->config.flag, text, "cannot read the bound address");
-    listener->port = ntohs(bound.ss_family == AF_INET ? ((struct sockaddr_in *)&bound)->sin_port
-                                                      : ((struct sockaddr_in6 *)&bound)->sin6_port);
-    if (!is_loopback(info->ai_addr))
+        return fail_system(err, flag, text, "cannot listen");
+    if (getsockname(listener->fd, (struct sockaddr *)&address, &n) != 0)
+        return fail_system(err, flag, text, "cannot read the bound address");
+    listener->port = srv_address_port(&address);
+    if (!srv_address_is_loopback(&address) && !listener->config.is_public)
         srv_log(SRV_LOG_WARN, "plain-text gRPC leaves loopback: anyone who reaches it can use it address=%s",
                 text);
     return DSA_OK;
-}
-
-static dsa_status open_tcp(struct srv_listener *listener, struct srv_err *err)
-{
-    const char *text = listener->config.tcp, *colon = strrchr(text, ':');
-    struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE | AI_NUMERICSERV}, *info;
-    char host[64];
-    dsa_status rc;
-    size_t n;
-
-    if (!colon || colon == text || colon[1] == '\0' || (n = (size_t)(colon - text)) >= sizeof(host))
-        return srv_fail(err, DSA_E_BAD_REQUEST, "tcp", "%s", text, "write host:port");
-    memcpy(host, text, n);
-    host[n] = '\0';
-    if (host[0] == '[' && host[n - 1] == ']') { /* [::1]:port */
-        memmove(host, host + 1, n - 2);
-        host[n - 2] = '\0';
-    }
-    if (getaddrinfo(host, colon + 1, &hints, &info) != 0)
-        return srv_fail(err, DSA_E_BAD_REQUEST, "tcp", "%s", text, "no such address");
-    rc = bind_tcp(listener, info, err);
-    freeaddrinfo(info);
-    return rc;
 }
 
 /* ---- accepting ------------------------------------------------------------------------------- */
@@ -319,6 +291,14 @@ void srv_listener_close(struct srv_listener *listener)
         unlink(listener->path);
     uv_close((uv_handle_t *)&listener->poll, on_closed);
     srv_loop_touch(listener->loop);
+}
+
+uint32_t srv_listener_count(struct srv_listener *listener)
+{
+    if (!listener)
+        return 0;
+    sweep(listener);
+    return listener->n_connections;
 }
 
 int srv_listener_port(const struct srv_listener *listener)

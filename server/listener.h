@@ -7,6 +7,7 @@
 #ifndef SERVER_LISTENER_H
 #define SERVER_LISTENER_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "server/core/err.h"
@@ -23,6 +24,7 @@ struct srv_listener_config {
     const char *tcp;       /* "host:port"; numeric host or "localhost" */
     int socket_type;       /* SOCK_STREAM or SOCK_SEQPACKET (unix only) */
     unsigned mode;         /* permission bits of the unix socket */
+    bool is_public;        /* meant to be reached from elsewhere: no warning when TCP leaves loopback */
     uint32_t max_connections;
     srv_listener_accept accept;
     void *arg;
@@ -35,6 +37,8 @@ SRV_MUST_CHECK dsa_status srv_listener_open(struct srv_loop *loop, const struct 
 /* Stops accepting and removes the socket file. Memory goes with the loop's next rounds. NULL is fine. */
 void srv_listener_close(struct srv_listener *listener);
 
+/* Connections that are open now; a system call for each. NULL is fine. */
+uint32_t srv_listener_count(struct srv_listener *listener);
 int srv_listener_port(const struct srv_listener *listener); /* TCP: the bound port; unix: 0 */
 
 #endif /* SERVER_LISTENER_H */

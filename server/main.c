@@ -13,24 +13,29 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "server/address.h"
 #include "server/clock.h"
 #include "server/config.h"
 #include "server/config_file.h"
 #include "server/core/rules.h"
 #include "server/descriptors.h"
 #include "server/fdsock.h"
+#include "server/health.h"
+#include "server/http.h"
 #include "server/listener.h"
 #include "server/log.h"
 #include "server/loop.h"
+#include "server/metrics.h"
 #include "server/rpc.h"
 #include "server/status.h"
 #include "server/svc.h"
 #include "server/wire.h"
 #include "server/worker.h"
 
-#define TICK_US       250000
-#define MAX_PIECES    (1 << 19) /* of one answer: half of what a ring can hold */
-#define DRAIN_TICK_US 10000
+#define TICK_US         250000
+#define TICKS_PER_COUNT 4         /* counting connections takes a system call for each */
+#define MAX_PIECES      (1 << 19) /* of one answer: half of what a ring can hold */
+#define DRAIN_TICK_US   10000
 #if defined(DSA_SANITIZE_address) || defined(DSA_SANITIZE_thread)
 #define SPARE_BLOCKS 0 /* so that they see memory that is used after its end */
 #else
@@ -53,11 +58,17 @@ struct server {
     struct srv_loop *loop;
     struct srv_listener *unix_listener;
     struct srv_listener *tcp_listener;
+    struct srv_listener *health_listener;
+    struct srv_http *http;
+    struct srv_metrics metrics;
+    struct srv_health health;
     struct srv_fdsock *fdsock;
     struct srv_timer *tick;
     struct srv_timer *drain_tick;
     enum phase phase;
     uint64_t phase_ends_us;
+    unsigned n_stop_signals;
+    unsigned n_ticks;
 };
 
 /* ---- configuration ---------------------------------------------------------------------------------- */
@@ -157,10 +168,27 @@ static dsa_status absolute_path(const char *flag, const char *path, char *out, s
     return DSA_OK;
 }
 
+static dsa_status check_addresses(const struct srv_config *config, struct srv_err *err)
+{
+    const char *const settings[][2] = {
+        {"tcp", config->tcp}, {"http", config->http}, {"health", config->health}};
+    struct sockaddr_storage address;
+    socklen_t n;
+    dsa_status rc = DSA_OK;
+
+    for (size_t i = 0; i < sizeof(settings) / sizeof(settings[0]) && rc == DSA_OK; i++)
+        if (settings[i][1][0] != '\0')
+            rc = srv_address_parse(settings[i][0], settings[i][1], &address, &n, err);
+    return rc;
+}
+
 static dsa_status derive_paths(struct server *server, struct srv_err *err)
 {
     const struct srv_config *config = &server->config;
-    dsa_status rc;
+    dsa_status rc = check_addresses(config, err);
+
+    if (rc != DSA_OK)
+        return rc;
 
     if (strcmp(config->listen, "none") == 0) {
         if (config->tcp[0] == '\0')
@@ -269,8 +297,9 @@ static void close_sockets(struct server *server)
 {
     srv_listener_close(server->unix_listener);
     srv_listener_close(server->tcp_listener);
+    srv_listener_close(server->health_listener);
     srv_fdsock_close(server->fdsock);
-    server->unix_listener = server->tcp_listener = NULL;
+    server->unix_listener = server->tcp_listener = server->health_listener = NULL;
     server->fdsock = NULL;
 }
 
@@ -296,13 +325,16 @@ static void on_drain_tick(void *arg)
         srv_loop_stop(server->loop);
 }
 
+/* A Drain and the SIGTERM that follows it (preStop) are one wish: the earlier end of the two graces holds. */
 static void begin_drain(void *arg, uint64_t grace_us)
 {
     struct server *server = arg;
+    uint64_t ends_us = srv_now_us() + grace_us;
 
     if (server->phase != SERVING) {
-        srv_log(SRV_LOG_INFO, "asked again to stop, the grace ends now");
-        server->phase_ends_us = 0;
+        if (server->phase == DRAINING && ends_us < server->phase_ends_us)
+            server->phase_ends_us = ends_us;
+        srv_log(SRV_LOG_INFO, "draining already jobs=%" PRIu32, server->svc->n_jobs);
         return;
     }
     srv_log(SRV_LOG_INFO, "draining jobs=%" PRIu32 " grace_us=%" PRIu64, server->svc->n_jobs, grace_us);
@@ -316,17 +348,26 @@ static void on_signal(void *arg, int signum)
 {
     struct server *server = arg;
 
-    if (signum == SIGHUP)
+    if (signum == SIGHUP) {
         srv_log(SRV_LOG_INFO, "SIGHUP ignored: nothing can be reloaded");
-    else
+    } else if (server->n_stop_signals++ == 0) {
         begin_drain(server, server->config.drain_grace_us);
+    } else {
+        srv_log(SRV_LOG_INFO, "signalled again, the grace ends now");
+        server->phase_ends_us = 0;
+    }
 }
 
 static void on_tick(void *arg)
 {
     struct server *server = arg;
+    struct srv_gauges *gauges = &server->metrics.gauges;
 
     svc_tick(server->svc);
+    if (server->n_ticks++ % TICKS_PER_COUNT == 0)
+        srv_counter_set(&gauges->connections, srv_listener_count(server->unix_listener)
+                                                  + srv_listener_count(server->tcp_listener)
+                                                  + srv_listener_count(server->health_listener));
 }
 
 /* ---- start ------------------------------------------------------------------------------------------------- */
@@ -341,11 +382,26 @@ static void set_sleeping(void *arg, bool is_sleeping)
     svc_set_sleeping(((struct server *)arg)->svc, is_sleeping);
 }
 
+/* The port for probes is open to the whole network: it answers probes, and nothing else. */
+static bool admit(struct rpc_call *call)
+{
+    static const char health[] = "/grpc.health.v1.Health/";
+
+    if (rpc_call_origin(call) != RPC_ORIGIN_HEALTH
+        || strncmp(rpc_call_path(call), health, sizeof(health) - 1) == 0)
+        return true;
+    rpc_finish(call, srv_status_grpc_code(DSA_E_ACCESS),
+               "ACCESS_DENIED: this port answers grpc.health.v1 alone", NULL, 0);
+    return false;
+}
+
 static dsa_status start_rpc(struct server *server, struct srv_err *err)
 {
     const struct srv_config *config = &server->config;
     struct rpc_config rpc = {
         .service = server->svc,
+        .admit = admit,
+        .ended = svc_call_ended,
         .max_message_bytes = config->max_message_bytes,
         .max_streams = (uint32_t)config->max_streams,
         .stall_timeout_us = config->stall_timeout_us,
@@ -374,6 +430,11 @@ static void add_remote(void *arg, int fd)
     rpc_add_fd(((struct server *)arg)->rpc, fd, RPC_ORIGIN_TCP);
 }
 
+static void add_health(void *arg, int fd)
+{
+    rpc_add_fd(((struct server *)arg)->rpc, fd, RPC_ORIGIN_HEALTH);
+}
+
 static dsa_status open_sockets(struct server *server, struct srv_err *err)
 {
     const struct srv_config *config = &server->config;
@@ -400,7 +461,27 @@ static dsa_status open_sockets(struct server *server, struct srv_err *err)
     listener.accept = add_remote;
     if (rc == DSA_OK && config->tcp[0] != '\0')
         rc = srv_listener_open(server->loop, &listener, &server->tcp_listener, err);
+    listener.flag = "health";
+    listener.tcp = config->health;
+    listener.accept = add_health;
+    listener.is_public = true;
+    if (rc == DSA_OK && config->health[0] != '\0')
+        rc = srv_listener_open(server->loop, &listener, &server->health_listener, err);
     return rc;
+}
+
+/* First of all, so that a start that takes long can be watched. */
+static dsa_status start_http(struct server *server, struct srv_err *err)
+{
+    struct srv_http_config http = {server->config.http, &server->health, &server->metrics};
+    struct srv_metrics *metrics = &server->metrics;
+
+    metrics->methods = svc_methods(&metrics->n_methods);
+    metrics->n_pages = server->n_pages;
+    strcpy(metrics->layout, server->config.layout);
+    strcpy(metrics->device, server->config.device);
+    srv_counter_set(&server->health.watchdog_us, server->config.watchdog_us);
+    return server->config.http[0] != '\0' ? srv_http_start(&http, &server->http, err) : DSA_OK;
 }
 
 static dsa_status start_timers(struct server *server, struct srv_err *err)
@@ -431,7 +512,8 @@ static dsa_status start(struct server *server, struct srv_err *err)
     dsa_status rc;
 
     if ((rc = derive_config(server, err)) != DSA_OK || (rc = derive_paths(server, err)) != DSA_OK
-        || (rc = svc_create(&server->config, &server->svc, err)) != DSA_OK)
+        || (rc = start_http(server, err)) != DSA_OK
+        || (rc = svc_create(&server->config, &server->metrics, &server->health, &server->svc, err)) != DSA_OK)
         return rc;
     wire_keep_blocks(SPARE_BLOCKS);
     server->svc->layout = dsk_layout_get(server->layout);
@@ -449,13 +531,19 @@ static dsa_status start(struct server *server, struct srv_err *err)
     if ((rc = start_worker(server, err)) != DSA_OK || (rc = start_rpc(server, err)) != DSA_OK
         || (rc = start_timers(server, err)) != DSA_OK)
         return rc;
-    return open_sockets(server, err);
+    atomic_store(&server->metrics.worker, server->svc->worker);
+    if ((rc = open_sockets(server, err)) != DSA_OK)
+        return rc;
+    svc_tick(server->svc);
+    atomic_store(&server->health.is_started, true);
+    return DSA_OK;
 }
 
 /* After the loop: every call is gone, the worker has nothing left. */
 static void stop(struct server *server)
 {
     srv_timer_close(server->drain_tick);
+    srv_http_stop(server->http);
     srv_worker_stop(server->svc->worker);
     svc_settle(server->svc, true);
     srv_loop_destroy(server->loop);
@@ -480,6 +568,10 @@ static void report(const struct server *server)
             server->config.tcp[0] != '\0' ? server->config.tcp : "none");
     if (server->tcp_listener)
         srv_log(SRV_LOG_INFO, "tcp port=%d", srv_listener_port(server->tcp_listener));
+    if (server->health_listener)
+        srv_log(SRV_LOG_INFO, "health port=%d", srv_listener_port(server->health_listener));
+    if (server->http)
+        srv_log(SRV_LOG_INFO, "http port=%d", srv_http_port(server->http));
 }
 
 static int fail(const struct srv_err *err)

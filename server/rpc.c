@@ -85,6 +85,7 @@ struct rpc {
     grpc_channel *lame; /* doorbells are calls on it */
     struct arm *arms;   /* armed slots */
     struct rpc_call *calls;
+    uint32_t n_calls;    /* not over */
     size_t queued_bytes; /* of all calls */
     struct rpc_call *readers;
     struct tag shutdown_tag;
@@ -437,6 +438,7 @@ static void on_close(struct tag *tag, bool ok)
     (void)ok; /* always true */
     call->is_over = true;
     call->is_closed = true;
+    call->rpc->n_calls--;
     drop_queue(call);
     if (call->rpc->config.ended)
         call->rpc->config.ended(call, call->cancelled != 0 ? GRPC_STATUS_CANCELLED : call->code,
@@ -507,6 +509,7 @@ static void begin_call(struct rpc *rpc, grpc_call *handle, grpc_slice path, grpc
     if (rpc->calls)
         rpc->calls->prev = call;
     rpc->calls = call;
+    rpc->n_calls++;
     op.data.recv_close_on_server.cancelled = &call->cancelled;
     SRV_ASSERT(start_batch(call, &op, 1, &call->close_tag));
     if (!method) {
@@ -605,6 +608,19 @@ void *rpc_call_service(const struct rpc_call *call)
 const char *rpc_call_path(const struct rpc_call *call)
 {
     return call->refused ? call->refused->path : call->method->path;
+}
+
+size_t rpc_call_method(const struct rpc_call *call)
+{
+    const struct rpc_config *config = &call->rpc->config;
+    const struct rpc_method *method = call->refused ? call->refused : call->method;
+
+    return method == &unknown_method ? config->n_methods : (size_t)(method - config->methods);
+}
+
+uint32_t rpc_call_count(const struct rpc *rpc)
+{
+    return rpc->n_calls;
 }
 
 enum rpc_origin rpc_call_origin(const struct rpc_call *call)

@@ -80,6 +80,7 @@ bool rpc_step(struct rpc *rpc, uint64_t wait_us);
 bool rpc_flush(struct rpc *rpc);
 
 uint64_t rpc_message_count(const struct rpc *rpc); /* messages received since start */
+uint32_t rpc_call_count(const struct rpc *rpc);    /* calls that are not over */
 
 /* Ends calls that stalled. Cheap; every second or so. */
 void rpc_check_stalls(struct rpc *rpc, uint64_t now_us);
@@ -100,6 +101,7 @@ void rpc_bell_ring(struct rpc_bell *bell);    /* [any] */
 
 void *rpc_call_service(const struct rpc_call *call);
 const char *rpc_call_path(const struct rpc_call *call); /* of the table; "(unknown)" */
+size_t rpc_call_method(const struct rpc_call *call);    /* its place in the table; n_methods: not there */
 enum rpc_origin rpc_call_origin(const struct rpc_call *call);
 /* A header of the client's, by its lower-case name: the first of that name, *n_p bytes, not terminated, valid while the call
  * lives. NULL: there is none. */

@@ -36,6 +36,8 @@
         .message = svc_reflect, .half_close = svc_reflect_half_close, .drained = svc_reflect_drained         \
     }
 
+#define METHOD_ATTEND 0
+
 static const struct rpc_method methods[] = {
     {.path = SA "Attend",
      .shape = RPC_STREAM,
@@ -115,6 +117,7 @@ static void lease_end_if_quiet(struct svc_lease *lease)
         return;
     lease->end_job.op = SRV_OP_END_SESSION;
     lease->end_job.session = lease->number;
+    lease->end_job.arrival_us = srv_now_us();
     lease->end_job.node.deadline_us = UINT64_MAX;
     lease->end_job.pieces = &lease->end_piece;
     lease->end_job.n_pieces = 1;
@@ -287,6 +290,7 @@ dsa_status svc_request_submit(struct svc_request *request, uint32_t n_accesses, 
     svc->n_jobs++;
     svc->n_pieces += n_pieces;
     svc->waiting_bytes += request->bytes;
+    svc->waiting_rows += job->node.n_rows;
     svc->n_unkicked++;
     svc->unkicked_cost += request->cost;
     return DSA_OK;
@@ -320,6 +324,7 @@ static void finish_request(struct svc_request *request)
     svc->n_jobs--;
     svc->n_pieces -= request->job.n_pieces;
     svc->waiting_bytes -= request->bytes;
+    svc->waiting_rows -= request->job.node.n_rows;
     svc_request_free(request);
     lease_end_if_quiet(lease);
 }
@@ -384,16 +389,39 @@ bool svc_settle(struct svc *svc, bool is_busy)
         take_piece(svc, piece);
         worked = true;
     }
-    if (!svc->was_lost && srv_worker_is_lost(svc->worker)) {
-        svc->was_lost = true;
+    if (srv_worker_is_lost(svc->worker)
+        && !atomic_load_explicit(&svc->health->is_lost, memory_order_relaxed)) {
+        atomic_store(&svc->health->is_lost, true);
         svc_health_changed(svc);
     }
     /* Answers may have led to new jobs; they are passed on in the next round. */
     return worked || svc->n_unkicked > 0;
 }
 
+/* Plain stores: nothing beside the system call that follows. */
+static void publish(const struct svc *svc)
+{
+    struct srv_gauges *gauges = &svc->metrics->gauges;
+    uint32_t n_pending = srv_regions_pending(svc->regions);
+
+    srv_counter_set(&gauges->queue_requests, svc->n_jobs);
+    srv_counter_set(&gauges->queue_rows, svc->waiting_rows);
+    srv_counter_set(&gauges->queue_bytes, svc->waiting_bytes);
+    srv_counter_set(&gauges->sessions, srv_sessions_count(svc->sessions));
+    srv_counter_set(&gauges->sessions_reclaimed, svc->counters.n_reclaimed);
+    srv_counter_set(&gauges->regions_live, srv_regions_count(svc->regions) - n_pending);
+    srv_counter_set(&gauges->regions_draining, n_pending);
+    srv_counter_set(&gauges->region_bytes, srv_regions_bytes(svc->regions));
+    srv_counter_set(&gauges->streams, rpc_call_count(svc->rpc));
+    srv_counter_set(&gauges->rows, svc->counters.n_rows);
+    srv_counter_set(&gauges->invalid_indices, svc->counters.n_invalid);
+    srv_counter_set(&gauges->nonfinite_inputs, svc->counters.n_nonfinite);
+}
+
 void svc_set_sleeping(struct svc *svc, bool is_sleeping)
 {
+    if (is_sleeping)
+        publish(svc);
     srv_worker_set_sleeping(svc->worker, is_sleeping);
 }
 
@@ -411,6 +439,25 @@ void svc_tick(struct svc *svc)
         svc_lease_close(session->stream, &reason);
     }
     rpc_check_stalls(svc->rpc, now);
+    srv_health_beat(svc->health, now, srv_counter_get(&srv_worker_get_meter(svc->worker)->busy_since_us));
+    svc_health_changed(svc);
+    publish(svc); /* a thread that is always busy never sleeps */
+}
+
+void svc_call_ended(struct rpc_call *call, int code, uint64_t took_us)
+{
+    struct svc *svc = rpc_call_service(call);
+    size_t method = rpc_call_method(call);
+
+    if (method != METHOD_ATTEND)
+        srv_metrics_request(svc->metrics, method, code, took_us);
+}
+
+void svc_count_attend(struct svc *svc, dsa_status status, uint64_t took_us)
+{
+    srv_metrics_request(svc->metrics, METHOD_ATTEND, srv_status_grpc_code(status), took_us);
+    if (status != DSA_OK)
+        srv_metrics_refused(svc->metrics, status);
 }
 
 /* ---- life ---------------------------------------------------------------------------------------- */
@@ -432,7 +479,8 @@ static dsa_status create_tables(struct svc *svc, struct srv_err *err)
     return rc == DSA_OK ? DSA_OK : srv_fail(err, rc, "service", "%s", "", "%s", srv_status_text(rc));
 }
 
-dsa_status svc_create(const struct srv_config *config, struct svc **svc_p, struct srv_err *err)
+dsa_status svc_create(const struct srv_config *config, struct srv_metrics *metrics, struct srv_health *health,
+                      struct svc **svc_p, struct srv_err *err)
 {
     struct svc *svc = calloc(1, sizeof(*svc));
     dsa_status rc;
@@ -440,6 +488,8 @@ dsa_status svc_create(const struct srv_config *config, struct svc **svc_p, struc
     if (!svc)
         return srv_fail(err, DSA_E_NO_MEMORY, "service", "%s", "", "no memory for the service");
     svc->config = config;
+    svc->metrics = metrics;
+    svc->health = health;
     svc->start_us = srv_now_us();
     svc->own.svc = svc;
     rc = create_tables(svc, err);
@@ -469,6 +519,7 @@ void svc_begin_drain(struct svc *svc)
     if (svc->is_draining)
         return;
     svc->is_draining = true;
+    atomic_store(&svc->health->is_draining, true);
     svc_health_changed(svc);
 }
 
@@ -490,11 +541,6 @@ bool svc_is_idle(const struct svc *svc)
     return svc->n_jobs == 0 && !rpc_has_unsent(svc->rpc, UNSENT_PATIENCE_US);
 }
 
-bool svc_is_healthy(const struct svc *svc)
-{
-    return !svc->is_draining && !srv_worker_is_lost(svc->worker);
-}
-
 /* ---- the beginning of a unary request ------------------------------------------------------------- */
 
 void svc_refuse(struct rpc_call *call, const struct srv_err *err)
@@ -502,6 +548,7 @@ void svc_refuse(struct rpc_call *call, const struct srv_err *err)
     struct svc *svc = rpc_call_service(call);
 
     svc->counters.n_rejected++;
+    srv_metrics_refused(svc->metrics, err->code);
     srv_log(SRV_LOG_DEBUG, "request refused method=%s reason=%s field=%s value=%s text=\"%s\"",
             rpc_call_path(call), srv_status_reason(err->code), err->field, err->value, err->text);
     wire_fail(call, err);

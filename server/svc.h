@@ -10,7 +10,9 @@
 #include "server/core/handle.h"
 #include "server/core/rules.h"
 #include "server/core/session.h"
+#include "server/health.h"
 #include "server/job.h"
+#include "server/metrics.h"
 #include "server/rpc.h"
 #include "server/wire.h"
 #include "server/worker.h"
@@ -87,6 +89,9 @@ struct svc {
     struct svc_lease own; /* what the server itself asks of a worker; number 0, not in the list */
     struct svc_watch *watches;
     struct svc_counters counters;
+    struct srv_metrics *metrics;
+    struct srv_health *health;
+    uint64_t waiting_rows;  /* of the jobs that are not yet back */
     uint64_t waiting_bytes; /* messages and inline results of the jobs that are not yet back */
     uint32_t n_jobs;        /* submitted and not yet back */
     uint32_t n_pieces;      /* pieces they may still send */
@@ -96,14 +101,13 @@ struct svc {
     uint64_t unkicked_cost;
     uint64_t start_us;
     bool is_draining;
-    bool was_lost;                                  /* the device's loss has been told to the watchers */
     void (*on_drain)(void *arg, uint64_t grace_us); /* the Drain method */
     void *on_drain_arg;
 };
 
 /* svc.c */
-SRV_MUST_CHECK dsa_status svc_create(const struct srv_config *config, struct svc **svc_p,
-                                     struct srv_err *err);
+SRV_MUST_CHECK dsa_status svc_create(const struct srv_config *config, struct srv_metrics *metrics,
+                                     struct srv_health *health, struct svc **svc_p, struct srv_err *err);
 void svc_destroy(struct svc *svc); /* nothing is in flight any more */
 const struct rpc_method *svc_methods(size_t *n_methods_p);
 bool svc_settle(struct svc *svc, bool is_busy);           /* loop hook */
@@ -112,7 +116,9 @@ void svc_tick(struct svc *svc);                           /* a few times a secon
 void svc_begin_drain(struct svc *svc);                    /* refuse what is new, turn readiness off */
 void svc_close_sessions(struct svc *svc);                 /* end every session: what they own goes back */
 bool svc_is_idle(const struct svc *svc); /* no request is left, no answer unsent, no export half way */
-bool svc_is_healthy(const struct svc *svc);
+/* rpc hook: counts the call. Requests of Attend streams are counted one by one instead (svc_count_request). */
+void svc_call_ended(struct rpc_call *call, int code, uint64_t took_us);
+void svc_count_attend(struct svc *svc, dsa_status status, uint64_t took_us);
 
 /* Finds the lease of a session token. Errors fill err (field "session"). */
 SRV_MUST_CHECK dsa_status svc_lease_find(struct svc *svc, const ProtobufCBinaryData *token,
@@ -156,7 +162,8 @@ SRV_MUST_CHECK dsa_status svc_parse_append(struct svc_request *request, const Ds
                                            struct srv_err *err);
 
 /* svc_health.c */
-void svc_health_changed(struct svc *svc);
+void svc_health_changed(
+    struct svc *svc); /* tells the watchers, where it differs from what they were told last */
 
 /* the methods; one file per group: svc_info.c svc_session.c svc_region.c svc_sequence.c svc_rows.c svc_attend.c svc_health.c svc_reflection.c */
 #define SVC_MESSAGE(name) void name(struct rpc_call *call, const uint8_t *bytes, size_t n)

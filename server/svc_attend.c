@@ -99,12 +99,14 @@ static void send_reply(struct stream *stream, const Dsa__V1__AttendReply *reply)
     }
 }
 
-static void refuse(struct stream *stream, uint64_t request_id, const struct srv_err *err)
+/* took_us: since the request came. */
+static void refuse(struct stream *stream, uint64_t request_id, const struct srv_err *err, uint64_t took_us)
 {
     Dsa__V1__AttendReply reply = DSA__V1__ATTEND_REPLY__INIT;
     Dsa__V1__Status status;
 
     stream->svc->counters.n_rejected++;
+    svc_count_attend(stream->svc, err->code, took_us);
     srv_log(SRV_LOG_DEBUG, "attend refused request=%" PRIu64 " reason=%s field=%s value=%s text=\"%s\"",
             request_id, srv_status_reason(err->code), err->field, err->value, err->text);
     wire_status(err, &status);
@@ -214,9 +216,10 @@ static void send_appended(struct stream *stream, struct svc_request *request, co
 static void on_piece(struct svc_request *request, const struct srv_piece *piece)
 {
     struct stream *stream = request->owner;
+    uint64_t took_us = srv_now_us() - request->job.arrival_us;
 
     if (piece->err.code != DSA_OK) {
-        refuse(stream, request->request_id, &piece->err);
+        refuse(stream, request->request_id, &piece->err, took_us);
     } else if (stream->call && request->job.op == SRV_OP_APPEND) {
         send_appended(stream, request, piece);
     } else {
@@ -227,6 +230,8 @@ static void on_piece(struct svc_request *request, const struct srv_piece *piece)
     if (!piece->is_last)
         return;
     stream->svc->counters.n_requests++;
+    if (piece->err.code == DSA_OK)
+        svc_count_attend(stream->svc, DSA_OK, took_us);
     remove_request(stream, request);
     read_on(stream);
     end_if_done(stream);
@@ -652,6 +657,7 @@ static void answer_no_rows(struct stream *stream, uint64_t request_id)
     Dsa__V1__AttendReply reply = DSA__V1__ATTEND_REPLY__INIT;
 
     stream->svc->counters.n_requests++;
+    svc_count_attend(stream->svc, DSA_OK, 0);
     reply.request_id = request_id;
     reply.last = true;
     send_reply(stream, &reply);
@@ -784,7 +790,7 @@ void svc_attend_message(struct rpc_call *call, const uint8_t *bytes, size_t n)
         arena = NULL;
     }
     if (rc != DSA_OK)
-        refuse(stream, request_id, &err);
+        refuse(stream, request_id, &err, 0);
     wire_arena_free(arena);
     read_on(stream);
 }

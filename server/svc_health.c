@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "grpc/health/v1/health.pb-c.h"
+#include "server/clock.h"
 #include "server/status.h"
 #include "server/svc.h"
 
@@ -15,17 +16,35 @@ struct svc_watch {
     struct svc_watch *prev, *next;
     struct rpc_call *call;
     struct svc *svc;
+    enum srv_probe probe;
+    serving_status told; /* last */
 };
 
-static bool is_known(const char *service)
+/* The whole and each service it is made of are ready or not; what kubelet's three probes ask has names of its own. */
+static bool find_probe(const char *service, enum srv_probe *probe_p)
 {
-    return service[0] == '\0' || strcmp(service, "dsa.v1.SparseAttention") == 0
-           || strcmp(service, "grpc.health.v1.Health") == 0;
+    static const struct {
+        const char *service;
+        enum srv_probe probe;
+    } table[] = {{"", SRV_PROBE_READY},
+                 {"dsa.v1.SparseAttention", SRV_PROBE_READY},
+                 {"grpc.health.v1.Health", SRV_PROBE_READY},
+                 {"startup", SRV_PROBE_STARTUP},
+                 {"ready", SRV_PROBE_READY},
+                 {"live", SRV_PROBE_LIVE}};
+
+    for (size_t i = 0; i < sizeof(table) / sizeof(table[0]); i++) {
+        if (strcmp(service, table[i].service) == 0) {
+            *probe_p = table[i].probe;
+            return true;
+        }
+    }
+    return false;
 }
 
-static serving_status status_now(const struct svc *svc)
+static serving_status status_now(const struct svc *svc, enum srv_probe probe)
 {
-    return svc_is_healthy(svc) ? SERVING : NOT_SERVING;
+    return srv_health_ask(svc->health, probe, srv_now_us(), NULL) ? SERVING : NOT_SERVING;
 }
 
 void svc_health_check(struct rpc_call *call, const uint8_t *bytes, size_t n)
@@ -33,6 +52,7 @@ void svc_health_check(struct rpc_call *call, const uint8_t *bytes, size_t n)
     struct svc *svc = rpc_call_service(call);
     Grpc__Health__V1__HealthCheckResponse reply = GRPC__HEALTH__V1__HEALTH_CHECK_RESPONSE__INIT;
     const char *service;
+    enum srv_probe probe;
     struct wire_arena *arena;
     ProtobufCMessage *message;
     struct srv_err err = {0};
@@ -41,8 +61,8 @@ void svc_health_check(struct rpc_call *call, const uint8_t *bytes, size_t n)
     if (!svc_begin(call, &grpc__health__v1__health_check_request__descriptor, bytes, n, &arena, &message))
         return;
     service = ((const Grpc__Health__V1__HealthCheckRequest *)message)->service;
-    if (is_known(service)) {
-        reply.status = status_now(svc);
+    if (find_probe(service, &probe)) {
+        reply.status = status_now(svc, probe);
         wire_reply(call, &reply.base);
     } else {
         srv_fail(&err, DSA_E_NOT_FOUND, "service", "%s", wire_text(shown, sizeof(shown), service),
@@ -67,13 +87,14 @@ void svc_health_watch(struct rpc_call *call, const uint8_t *bytes, size_t n)
     struct svc_watch *watch;
     struct wire_arena *arena;
     ProtobufCMessage *message;
+    enum srv_probe probe;
     bool known;
 
     if (!svc_begin(call, &grpc__health__v1__health_check_request__descriptor, bytes, n, &arena, &message))
         return;
-    known = is_known(((const Grpc__Health__V1__HealthCheckRequest *)message)->service);
+    known = find_probe(((const Grpc__Health__V1__HealthCheckRequest *)message)->service, &probe);
     wire_arena_free(arena);
-    send_status(call, known ? status_now(svc) : UNKNOWN);
+    send_status(call, known ? status_now(svc, probe) : UNKNOWN);
     if (!known)
         return; /* by the protocol the stream stays open: the service might appear. Here none will. */
     watch = calloc(1, sizeof(*watch));
@@ -83,6 +104,8 @@ void svc_health_watch(struct rpc_call *call, const uint8_t *bytes, size_t n)
     }
     watch->call = call;
     watch->svc = svc;
+    watch->probe = probe;
+    watch->told = status_now(svc, probe);
     watch->next = svc->watches;
     if (watch->next)
         watch->next->prev = watch;
@@ -108,6 +131,12 @@ void svc_health_watch_closed(struct rpc_call *call, bool is_cancelled)
 
 void svc_health_changed(struct svc *svc)
 {
-    for (struct svc_watch *watch = svc->watches; watch; watch = watch->next)
-        send_status(watch->call, status_now(svc));
+    for (struct svc_watch *watch = svc->watches; watch; watch = watch->next) {
+        serving_status now = status_now(svc, watch->probe);
+
+        if (now == watch->told)
+            continue;
+        watch->told = now;
+        send_status(watch->call, now);
+    }
 }

@@ -169,11 +169,27 @@ static void finish_item(struct srv_worker *worker, const struct srv_batch_item *
     }
 }
 
-static void note_lost(struct srv_worker *worker)
+/* The value of a lost device's error is the driver's code. */
+static void note_lost(struct srv_worker *worker, const struct srv_err *err)
 {
+    struct srv_worker_meter *meter = &worker->state.meter;
+
+    srv_counter_set(&meter->device_error_code, strtoull(err->value, NULL, 10));
+    srv_counter_add(&meter->n_device_errors, 1);
     if (!atomic_exchange(&worker->is_lost, true))
         srv_log(SRV_LOG_ERROR, "device lost, its jobs fail from now on device=%s",
                 dsk_device_get_info(worker->state.device)->uuid);
+}
+
+/* What the meter says of the pool. After everything that can change it. */
+static void publish(struct worker_state *w)
+{
+    struct srv_kvpool_stats pool;
+
+    srv_kvpool_stats(w->pool, &pool);
+    srv_counter_set(&w->meter.pages_free, pool.n_free);
+    srv_counter_set(&w->meter.pages_shared, pool.n_shared);
+    srv_counter_set(&w->meter.sequences, srv_seqset_count(w->sequences));
 }
 
 static void run_items(struct srv_worker *worker, uint32_t n)
@@ -183,8 +199,13 @@ static void run_items(struct srv_worker *worker, uint32_t n)
     uint64_t launch_us = srv_now_us();
     dsa_status rc = DSA_OK;
 
+    srv_counter_set(&w->meter.busy_since_us, launch_us);
     for (uint32_t i = 0; i < n; i++) {
         struct srv_job *job = worker_job(w->items[i].node);
+
+        if (w->items[i].row_begin == 0 && launch_us >= job->arrival_us)
+            srv_histogram_add(&w->meter.stage_us[SRV_STAGE_QUEUE], srv_bounds_us,
+                              launch_us - job->arrival_us);
 
         pieces[i] = next_piece(job);
         pieces[i]->launch_us = launch_us;
@@ -200,7 +221,10 @@ static void run_items(struct srv_worker *worker, uint32_t n)
     else if (pieces[0]->err.code == DSA_OK)
         rc = worker_run_op(w, worker_job(w->items[0].node), pieces[0]);
     if (rc == DSA_E_DEVICE_LOST)
-        note_lost(worker);
+        note_lost(worker, &pieces[0]->err);
+    publish(w);
+    srv_counter_set(&w->meter.busy_since_us,
+                    0); /* before the answers: who has one sees a worker that is free */
     for (uint32_t i = 0; i < n; i++)
         finish_item(worker, &w->items[i], pieces[i]);
 }
@@ -316,6 +340,11 @@ void srv_worker_set_sleeping(struct srv_worker *worker, bool is_sleeping)
 const struct dsk_device_info *srv_worker_device(const struct srv_worker *worker)
 {
     return dsk_device_get_info(worker->state.device);
+}
+
+const struct srv_worker_meter *srv_worker_get_meter(const struct srv_worker *worker)
+{
+    return &worker->state.meter;
 }
 
 bool srv_worker_is_lost(const struct srv_worker *worker)
@@ -449,6 +478,7 @@ dsa_status srv_worker_start(const struct srv_worker_config *config, struct srv_w
         srv_worker_free(worker);
         return rc;
     }
+    publish(&worker->state);
     worker->is_joined = false;
     *worker_p = worker;
     return DSA_OK;

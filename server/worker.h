@@ -16,8 +16,28 @@
 #include "kernels/dsk.h"
 #include "server/core/err.h"
 #include "server/job.h"
+#include "server/meter.h"
 
 struct srv_worker;
+
+/* What the worker knows about itself. Whoever holds the worker writes, anyone reads. */
+enum srv_stage {
+    SRV_STAGE_QUEUE,  /* of each request: from its arrival to its (first) launch */
+    SRV_STAGE_LAUNCH, /* of each launch: putting it together */
+    SRV_STAGE_DEVICE, /* from the first command given to the device until it is done */
+    SRV_STAGE_COPY,   /* results from staging to client memory; none where tensors are used in place */
+};
+#define SRV_N_STAGES 4
+
+struct srv_worker_meter {
+    srv_counter busy_since_us; /* 0: at nothing */
+    srv_counter pages_free, pages_shared, sequences;
+    srv_counter graph_hits, graph_misses;
+    srv_counter memory_used, memory_free;
+    srv_counter n_device_errors, device_error_code; /* the driver's */
+    struct srv_histogram stage_us[SRV_N_STAGES];
+    struct srv_histogram batch_rows;
+};
 
 struct srv_worker_config {
     struct dsk_device_config device;
@@ -53,6 +73,7 @@ void srv_worker_free(struct srv_worker *worker); /* [L]; NULL is fine */
 
 const struct dsk_device_info *srv_worker_device(const struct srv_worker *worker); /* [any] */
 bool srv_worker_is_lost(const struct srv_worker *worker); /* [any] the device failed */
+const struct srv_worker_meter *srv_worker_get_meter(const struct srv_worker *worker); /* [any] */
 
 /* Hands a job over. [L] False when the ring is full: the job stays L's. */
 SRV_MUST_CHECK bool srv_worker_submit(struct srv_worker *worker, struct srv_job *job);

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "server/clock.h"
 #include "server/status.h"
 #include "server/worker_impl.h"
 
@@ -189,8 +190,8 @@ static dsa_status launch(struct worker_state *w, const struct srv_job_attend *fi
         .out_dtype = (int32_t)first->out_dtype,
         .flags = first->flags,
     };
+    uint64_t begin_us = srv_now_us();
     struct dsk_err cause;
-
     dsa_status rc = stage_push(&w->stage, err);
 
     if (rc != DSA_OK)
@@ -198,7 +199,15 @@ static dsa_status launch(struct worker_state *w, const struct srv_job_attend *fi
     w->n_batches++;
     if (dsk_attend(w->stream, &args, &cause) != DSK_OK)
         return srv_fail_dsk(err, &cause, "attend.");
-    return stage_pull(&w->stage, err);
+    if ((rc = stage_sync(&w->stage, err)) != DSA_OK)
+        return rc;
+    srv_histogram_add(&w->meter.stage_us[SRV_STAGE_DEVICE], srv_bounds_us, srv_now_us() - begin_us);
+    if (w->stage.n_returns > 0) {
+        begin_us = srv_now_us();
+        stage_return(&w->stage);
+        srv_histogram_add(&w->meter.stage_us[SRV_STAGE_COPY], srv_bounds_us, srv_now_us() - begin_us);
+    }
+    return DSA_OK;
 }
 
 static void fill_piece(const struct worker_state *w, const struct srv_batch_item *item,
@@ -230,6 +239,7 @@ dsa_status worker_run_attend(struct worker_state *w, const struct srv_batch_item
 {
     struct item_span spans[WORKER_MAX_ITEMS];
     uint32_t n_segs = 0, n_rows = 0, n_live = 0;
+    uint64_t begin_us = srv_now_us();
     struct srv_err err = {0};
     dsa_status rc;
 
@@ -251,6 +261,8 @@ dsa_status worker_run_attend(struct worker_state *w, const struct srv_batch_item
     }
     if (n_live == 0)
         return DSA_OK;
+    srv_histogram_add(&w->meter.stage_us[SRV_STAGE_LAUNCH], srv_bounds_us, srv_now_us() - begin_us);
+    srv_histogram_add(&w->meter.batch_rows, srv_bounds_rows, n_rows);
     rc = launch(w, &worker_job(items[0].node)->u.attend, n_segs, &err);
     if (rc != DSA_OK && rc != DSA_E_DEVICE_LOST && n_live > 1)
         return run_one_by_one(w, items, n, pieces);

@@ -32,6 +32,7 @@ struct worker_state {
     struct dsk_attend_seg *segs; /* [max_segs] host */
     uint32_t max_segs;
     uint64_t n_batches;
+    struct srv_worker_meter meter;
     struct srv_batch_item items[WORKER_MAX_ITEMS];
 };
 

@@ -151,7 +151,7 @@ dsa_status stage_push(struct worker_stage *stage, struct srv_err *err)
     return DSA_OK;
 }
 
-dsa_status stage_pull(struct worker_stage *stage, struct srv_err *err)
+dsa_status stage_sync(struct worker_stage *stage, struct srv_err *err)
 {
     if (stage->is_direct)
         return DSA_OK;
@@ -159,7 +159,20 @@ dsa_status stage_pull(struct worker_stage *stage, struct srv_err *err)
          && dsk_copy_out(stage->stream, stage->out.host, stage->out.device, stage->out.used) != DSK_OK)
         || dsk_stream_sync(stage->stream) != DSK_OK)
         return srv_fail(err, DSA_E_DEVICE_LOST, "", "%s", "", "the device failed");
+    return DSA_OK;
+}
+
+void stage_return(struct worker_stage *stage)
+{
     for (uint32_t i = 0; i < stage->n_returns; i++)
         move(&stage->returns[i].block, stage->out.host + stage->returns[i].offset, false);
-    return DSA_OK;
+}
+
+dsa_status stage_pull(struct worker_stage *stage, struct srv_err *err)
+{
+    dsa_status rc = stage_sync(stage, err);
+
+    if (rc == DSA_OK)
+        stage_return(stage);
+    return rc;
 }

@@ -60,7 +60,10 @@ SRV_MUST_CHECK bool stage_out(struct worker_stage *stage, const struct stage_blo
                               struct stage_view *view_p);
 /* Starts the inputs on their way. */
 SRV_MUST_CHECK dsa_status stage_push(struct worker_stage *stage, struct srv_err *err);
-/* Waits for the stream and puts results where they belong. */
+/* Waits for the stream; then stage_return puts results where they belong. */
+SRV_MUST_CHECK dsa_status stage_sync(struct worker_stage *stage, struct srv_err *err);
+void stage_return(struct worker_stage *stage);
+/* Both. */
 SRV_MUST_CHECK dsa_status stage_pull(struct worker_stage *stage, struct srv_err *err);
 
 #endif /* SERVER_WORKER_STAGE_H */

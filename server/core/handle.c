@@ -281,6 +281,16 @@ uint32_t srv_regions_count(const struct srv_regions *regions)
     return regions->n_regions;
 }
 
+uint32_t srv_regions_pending(const struct srv_regions *regions)
+{
+    const struct srv_list *node;
+    uint32_t n = 0;
+
+    for (node = regions->pending.next; node != &regions->pending; node = node->next)
+        n++;
+    return n;
+}
+
 uint64_t srv_regions_bytes(const struct srv_regions *regions)
 {
     return regions->n_bytes;

@@ -62,7 +62,8 @@ SRV_MUST_CHECK dsa_status srv_region_remove(struct srv_regions *regions, uint64_
                                             size_t n_id, bool *is_gone_p, struct srv_err *err);
 /* Unregisters all of a session, in time proportional to what it owned. Returns how many. */
 uint32_t srv_regions_drop_session(struct srv_regions *regions, uint64_t session);
-uint32_t srv_regions_count(const struct srv_regions *regions); /* pending ones included */
+uint32_t srv_regions_count(const struct srv_regions *regions);   /* pending ones included */
+uint32_t srv_regions_pending(const struct srv_regions *regions); /* in time proportional to them */
 uint64_t srv_regions_bytes(const struct srv_regions *regions);
 
 #endif /* SERVER_CORE_HANDLE_H */
