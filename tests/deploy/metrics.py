@@ -40,6 +40,8 @@ AGREED = {
     "process_open_fds": ("gauge", set()),
     "process_max_fds": ("gauge", set()),
     "process_resident_memory_bytes": ("gauge", set()),
+    "process_virtual_memory_bytes": ("gauge", set()),
+    "process_cpu_seconds_total": ("counter", set()),
 }
 FROM_PROMETHEUS = {"up": ("gauge", set())}
 TARGET_LABELS = {"job", "instance", "namespace", "pod"}

@@ -80,7 +80,7 @@ class Live:
         self.target = f"unix:{self.work}/dsad.sock"
         self.hooks = Hooks(os.path.join(self.work, "hooks"))
         self.flags = {"listen": self.target, "http": f"127.0.0.1:{self.http}", "layers": "2", "pool-bytes": "64MiB",
-                      "cpu-threads": "1", "log-level": "warn", **flags}
+                      "cpu-threads": "1", "inline-flops": "0", "log-level": "warn", **flags}
 
     def __enter__(self):
         try:
@@ -201,7 +201,7 @@ def every_query_of_the_dashboard_returns_data():
 
 def a_stopped_worker_fires_an_alert():
     needs_metrics()
-    with Live(**{"watchdog-ms": "500"}) as live:
+    with Live(**{"watchdog": "500ms"}) as live:
         assert live.is_silent("DsadWorkerStuck") and live.is_silent("DsadNotReady")
         live.hooks["gate"] = 1
         client = live.load("--requests", "1")
@@ -217,8 +217,8 @@ def a_stopped_worker_fires_an_alert():
 
 def a_drain_fires_an_alert_and_the_end_another():
     needs_metrics()
-    with Live(**{"drain-grace": f"{PATIENCE * 2}s", "watchdog-ms": "3600000"}) as live:
-        live.hooks["gate"] = 1
+    with Live(**{"drain-grace": f"{PATIENCE * 2}s", "watchdog": "3600s"}) as live:
+        live.hooks["gate"] = 2  # attends wait; what comes before them does not
         client = live.load("--requests", "1")
         until("a launch waits", lambda: live.hooks["n_entered"] > 0)
         live.dsad.send_signal(signal.SIGTERM)

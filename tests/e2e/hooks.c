@@ -3,6 +3,8 @@
  * the variable it is an ordinary dsad. Waiting here polls: the other side of the file is another process. */
 #include "hooks.h"
 
+#define GATE_ATTENDS 2
+
 #include <fcntl.h>
 #include <stdatomic.h>
 #include <stdint.h>
@@ -75,7 +77,8 @@ dsk_status __wrap_dsk_append(struct dsk_stream *s, const struct dsk_append_args 
 {
     dsk_status status;
 
-    pass(HOOK_GATE, HOOK_N_ENTERED);
+    if (atomic_load(&words[HOOK_GATE]) != GATE_ATTENDS)
+        pass(HOOK_GATE, HOOK_N_ENTERED);
     status = __real_dsk_append(s, args, err);
     atomic_fetch_add(&words[HOOK_N_LEFT], 1);
     return status;

@@ -4,7 +4,7 @@
 #define TESTS_E2E_HOOKS_H
 
 enum hook_word {
-    HOOK_GATE,        /* test: while not 0, a launch waits before it begins */
+    HOOK_GATE,        /* test: while not 0, a launch waits before it begins; 2: launches of attend alone */
     HOOK_N_ENTERED,   /* launches that have come to the gate */
     HOOK_N_LEFT,      /* launches that have ended */
     HOOK_DELAY_NS,    /* test: what each launch takes longer */
