@@ -32,65 +32,65 @@ EMBED(dsk_image_peak, DSK_CUDA_PEAK);
 EMBED(dsk_image_attend_sm90, DSK_CUDA_ATTEND_SM90);
 #endif
 
-enum { IMAGE_ROWS, IMAGE_LISTS, IMAGE_ATTEND_MMA, IMAGE_PEAK, IMAGE_ATTEND_SM90 };
+enum { UNIT_ROWS, UNIT_LISTS, UNIT_ATTEND_MMA, UNIT_PEAK, UNIT_ATTEND_SM90, N_UNITS };
+DSK_STATIC_ASSERT(N_UNITS <= GPU_MAX_UNITS, "units");
 
 static const struct gpu_image IMAGES[] = {
-    [IMAGE_ROWS] = {dsk_image_rows, 0, 0},
-    [IMAGE_LISTS] = {dsk_image_lists, 0, 0},
-    [IMAGE_ATTEND_MMA] = {dsk_image_attend_mma, 0, 0},
-    [IMAGE_PEAK] = {dsk_image_peak, 0, 0},
+    {dsk_image_rows, NULL, UNIT_ROWS},
+    {dsk_image_lists, NULL, UNIT_LISTS},
+    {dsk_image_attend_mma, NULL, UNIT_ATTEND_MMA},
+    {dsk_image_peak, NULL, UNIT_PEAK},
 #if DSK_CUDA_HAS_SM90
-    [IMAGE_ATTEND_SM90] = {dsk_image_attend_sm90, 9, 0},
+    {dsk_image_attend_sm90, "sm_90", UNIT_ATTEND_SM90},
 #endif
 };
 
 static const struct gpu_kernel KERNELS[] = {
-    [GPU_FN_APPEND] = {"gpu_append", IMAGE_ROWS, false},
-    [GPU_FN_APPEND_FEW_64] = {"gpu_append_few_64", IMAGE_ROWS, false},
-    [GPU_FN_APPEND_FEW_960] = {"gpu_append_few_960", IMAGE_ROWS, false},
-    [GPU_FN_APPEND_RUNS_24] = {"gpu_append_runs_24", IMAGE_ROWS, false},
-    [GPU_FN_APPEND_RUNS_150] = {"gpu_append_runs_150", IMAGE_ROWS, false},
-    [GPU_FN_APPEND_RUNS_500] = {"gpu_append_runs_500", IMAGE_ROWS, false},
-    [GPU_FN_APPEND_CHECK] = {"gpu_append_check", IMAGE_ROWS, false},
-    [GPU_FN_READ] = {"gpu_read", IMAGE_ROWS, false},
-    [GPU_FN_CLEAN] = {"gpu_clean", IMAGE_ROWS, false},
-    [GPU_FN_MAP] = {"gpu_map", IMAGE_LISTS, false},
-    [GPU_FN_MERGE] = {"gpu_merge", IMAGE_LISTS, false},
-    [GPU_FN_UPLOAD_36] = {"gpu_upload_36", IMAGE_LISTS, false},
-    [GPU_FN_UPLOAD_144] = {"gpu_upload_144", IMAGE_LISTS, false},
-    [GPU_FN_UPLOAD_288] = {"gpu_upload_288", IMAGE_LISTS, false},
-    [GPU_FN_FAULT] = {"gpu_fault", IMAGE_LISTS, false},
-    [GPU_FN_PEAK] = {"gpu_peak", IMAGE_PEAK, true},
-    {"attend_mma_512_64_h16", IMAGE_ATTEND_MMA, true},
-    {"attend_mma_512_64_h64", IMAGE_ATTEND_MMA, true},
-    {"attend_mma_512_0_h16", IMAGE_ATTEND_MMA, true},
-    {"attend_mma_512_0_h64", IMAGE_ATTEND_MMA, true},
-    {"attend_mma_256_0_h16", IMAGE_ATTEND_MMA, true},
-    {"attend_mma_256_0_h64", IMAGE_ATTEND_MMA, true},
-    {"attend_mma_combine", IMAGE_ATTEND_MMA, false},
+    [GPU_FN_APPEND] = {"gpu_append", UNIT_ROWS, false},
+    [GPU_FN_APPEND_FEW_64] = {"gpu_append_few_64", UNIT_ROWS, false},
+    [GPU_FN_APPEND_FEW_960] = {"gpu_append_few_960", UNIT_ROWS, false},
+    [GPU_FN_APPEND_RUNS_24] = {"gpu_append_runs_24", UNIT_ROWS, false},
+    [GPU_FN_APPEND_RUNS_150] = {"gpu_append_runs_150", UNIT_ROWS, false},
+    [GPU_FN_APPEND_RUNS_500] = {"gpu_append_runs_500", UNIT_ROWS, false},
+    [GPU_FN_APPEND_CHECK] = {"gpu_append_check", UNIT_ROWS, false},
+    [GPU_FN_READ] = {"gpu_read", UNIT_ROWS, false},
+    [GPU_FN_CLEAN] = {"gpu_clean", UNIT_ROWS, false},
+    [GPU_FN_MAP] = {"gpu_map", UNIT_LISTS, false},
+    [GPU_FN_MERGE] = {"gpu_merge", UNIT_LISTS, false},
+    [GPU_FN_UPLOAD_36] = {"gpu_upload_36", UNIT_LISTS, false},
+    [GPU_FN_UPLOAD_144] = {"gpu_upload_144", UNIT_LISTS, false},
+    [GPU_FN_UPLOAD_288] = {"gpu_upload_288", UNIT_LISTS, false},
+    [GPU_FN_FAULT] = {"gpu_fault", UNIT_LISTS, false},
+    [GPU_FN_PEAK] = {"gpu_peak", UNIT_PEAK, true},
+    {"attend_mma_512_64_h16", UNIT_ATTEND_MMA, true},
+    {"attend_mma_512_64_h64", UNIT_ATTEND_MMA, true},
+    {"attend_mma_512_0_h16", UNIT_ATTEND_MMA, true},
+    {"attend_mma_512_0_h64", UNIT_ATTEND_MMA, true},
+    {"attend_mma_256_0_h16", UNIT_ATTEND_MMA, true},
+    {"attend_mma_256_0_h64", UNIT_ATTEND_MMA, true},
+    {"attend_mma_combine", UNIT_ATTEND_MMA, false},
 #if DSK_CUDA_HAS_SM90
-    {"attend_sm90_512_64_h8", IMAGE_ATTEND_SM90, true},
-    {"attend_sm90_512_64_h16", IMAGE_ATTEND_SM90, true},
-    {"attend_sm90_512_64_h32", IMAGE_ATTEND_SM90, true},
-    {"attend_sm90_512_64_h64", IMAGE_ATTEND_SM90, true},
-    {"attend_sm90_512_0_h8", IMAGE_ATTEND_SM90, true},
-    {"attend_sm90_512_0_h16", IMAGE_ATTEND_SM90, true},
-    {"attend_sm90_512_0_h32", IMAGE_ATTEND_SM90, true},
-    {"attend_sm90_512_0_h64", IMAGE_ATTEND_SM90, true},
-    {"attend_sm90_256_0_h8", IMAGE_ATTEND_SM90, true},
-    {"attend_sm90_256_0_h16", IMAGE_ATTEND_SM90, true},
-    {"attend_sm90_256_0_h32", IMAGE_ATTEND_SM90, true},
-    {"attend_sm90_256_0_h64", IMAGE_ATTEND_SM90, true},
-    {"attend_sm90_merge_512_w1", IMAGE_ATTEND_SM90, false},
-    {"attend_sm90_merge_512_w8", IMAGE_ATTEND_SM90, false},
-    {"attend_sm90_merge_256_w1", IMAGE_ATTEND_SM90, false},
-    {"attend_sm90_merge_256_w8", IMAGE_ATTEND_SM90, false},
+    {"attend_sm90_512_64_h8", UNIT_ATTEND_SM90, true},
+    {"attend_sm90_512_64_h16", UNIT_ATTEND_SM90, true},
+    {"attend_sm90_512_64_h32", UNIT_ATTEND_SM90, true},
+    {"attend_sm90_512_64_h64", UNIT_ATTEND_SM90, true},
+    {"attend_sm90_512_0_h8", UNIT_ATTEND_SM90, true},
+    {"attend_sm90_512_0_h16", UNIT_ATTEND_SM90, true},
+    {"attend_sm90_512_0_h32", UNIT_ATTEND_SM90, true},
+    {"attend_sm90_512_0_h64", UNIT_ATTEND_SM90, true},
+    {"attend_sm90_256_0_h8", UNIT_ATTEND_SM90, true},
+    {"attend_sm90_256_0_h16", UNIT_ATTEND_SM90, true},
+    {"attend_sm90_256_0_h32", UNIT_ATTEND_SM90, true},
+    {"attend_sm90_256_0_h64", UNIT_ATTEND_SM90, true},
+    {"attend_sm90_merge_512_w1", UNIT_ATTEND_SM90, false},
+    {"attend_sm90_merge_512_w8", UNIT_ATTEND_SM90, false},
+    {"attend_sm90_merge_256_w1", UNIT_ATTEND_SM90, false},
+    {"attend_sm90_merge_256_w8", UNIT_ATTEND_SM90, false},
 #endif
 };
 
 #define N_IMAGES  ((int32_t)(sizeof(IMAGES) / sizeof(IMAGES[0])))
 #define N_KERNELS ((int32_t)(sizeof(KERNELS) / sizeof(KERNELS[0])))
-DSK_STATIC_ASSERT(sizeof(IMAGES) / sizeof(IMAGES[0]) <= GPU_MAX_IMAGES, "images");
 DSK_STATIC_ASSERT(sizeof(KERNELS) / sizeof(KERNELS[0]) <= GPU_MAX_FUNCTIONS, "kernels");
 
 static int32_t find_kernel(const char *name)
@@ -252,7 +252,9 @@ static const struct gpu_code CODE = {.images = IMAGES,
                                      .kernels = KERNELS,
                                      .n_images = N_IMAGES,
                                      .n_kernels = N_KERNELS,
+                                     .wave = 32,
                                      .dependent_arch = DEPENDENT_ARCH,
+                                     .upload_rows = GPU_UPLOAD_ROWS,
                                      .plan_attend = plan_attend};
 
 #else

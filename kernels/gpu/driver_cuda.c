@@ -10,6 +10,7 @@
 
 typedef int cu_result;
 typedef unsigned long long cu_address;
+typedef unsigned long long cu_handle;
 
 struct cu_uuid {
     uint8_t bytes[16];
@@ -49,6 +50,27 @@ DSK_STATIC_ASSERT(sizeof(struct cu_node) == 72, "CUDA_KERNEL_NODE_PARAMS_v2");
 DSK_STATIC_ASSERT(sizeof(struct cu_attribute) == 72, "CUlaunchAttribute");
 DSK_STATIC_ASSERT(sizeof(struct cu_launch) == 56, "CUlaunchConfig");
 
+struct cu_location {
+    int type;
+    int id;
+};
+
+struct cu_allocation {
+    int type;
+    int handle_types;
+    struct cu_location location;
+    void *win32;
+    uint8_t flags[8];
+};
+
+struct cu_access {
+    struct cu_location location;
+    int flags;
+};
+
+DSK_STATIC_ASSERT(sizeof(struct cu_allocation) == 32, "CUmemAllocationProp");
+DSK_STATIC_ASSERT(sizeof(struct cu_access) == 12, "CUmemAccessDesc");
+
 #define CU_ATTRIBUTE_CLUSTER   4
 #define CU_ATTRIBUTE_DEPENDENT 6
 
@@ -68,6 +90,11 @@ DSK_STATIC_ASSERT(sizeof(struct cu_launch) == 56, "CUlaunchConfig");
 #define CU_HOST_MAPPED          2u
 #define CU_HOST_READ_ONLY       8u
 #define CU_CAPTURE_THREAD_LOCAL 1
+#define CU_ALLOCATION_PINNED    1
+#define CU_LOCATION_DEVICE      1
+#define CU_HANDLE_FD            1
+#define CU_ACCESS_READ_WRITE    3
+#define CU_GRANULARITY_LEAST    0
 
 /* name here, exported symbol, parameters */
 #define CU_ENTRIES(X)                                                                                        \
@@ -89,6 +116,22 @@ DSK_STATIC_ASSERT(sizeof(struct cu_launch) == 56, "CUlaunchConfig");
     X(host_register, "cuMemHostRegister_v2", (void *host, size_t bytes, unsigned flags))                     \
     X(host_unregister, "cuMemHostUnregister", (void *host))                                                  \
     X(host_address, "cuMemHostGetDevicePointer_v2", (cu_address * addr_p, void *host, unsigned flags))       \
+    X(share_unit, "cuMemGetAllocationGranularity",                                                           \
+      (size_t * bytes_p, const struct cu_allocation *what, int option))                                      \
+    X(share_create, "cuMemCreate",                                                                           \
+      (cu_handle * handle_p, size_t bytes, const struct cu_allocation *what, unsigned long long flags))      \
+    X(share_release, "cuMemRelease", (cu_handle handle))                                                     \
+    X(share_reserve, "cuMemAddressReserve",                                                                  \
+      (cu_address * addr_p, size_t bytes, size_t alignment, cu_address addr, unsigned long long flags))      \
+    X(share_return, "cuMemAddressFree", (cu_address addr, size_t bytes))                                     \
+    X(share_map, "cuMemMap",                                                                                 \
+      (cu_address addr, size_t bytes, size_t offset, cu_handle handle, unsigned long long flags))            \
+    X(share_unmap, "cuMemUnmap", (cu_address addr, size_t bytes))                                            \
+    X(share_permit, "cuMemSetAccess",                                                                        \
+      (cu_address addr, size_t bytes, const struct cu_access *access, size_t n))                             \
+    X(share_export, "cuMemExportToShareableHandle",                                                          \
+      (void *fd_p, cu_handle handle, int type, unsigned long long flags))                                    \
+    X(share_import, "cuMemImportFromShareableHandle", (cu_handle * handle_p, void *fd, int type))            \
     X(stream_create, "cuStreamCreate", (void **stream_p, unsigned flags))                                    \
     X(stream_destroy, "cuStreamDestroy_v2", (void *stream))                                                  \
     X(stream_query, "cuStreamQuery", (void *stream))                                                         \
@@ -275,6 +318,84 @@ static int host_register(const struct gpu_driver *driver, void *host, uint64_t b
 static int host_unregister(const struct gpu_driver *driver, void *host)
 {
     return cu(driver)->host_unregister(host);
+}
+
+/* ---- memory between processes -------------------------------------------------------------- */
+
+static struct cu_allocation shared_memory(int ordinal)
+{
+    const struct cu_allocation what = {.type = CU_ALLOCATION_PINNED,
+                                       .handle_types = CU_HANDLE_FD,
+                                       .location = {CU_LOCATION_DEVICE, ordinal}};
+
+    return what;
+}
+
+/* Gives the memory an address. On failure the handle is let go too. */
+static int share_map(const struct gpu_driver *driver, int ordinal, cu_handle handle, uint64_t bytes,
+                     struct gpu_share *share_p)
+{
+    const struct cu_access access = {{CU_LOCATION_DEVICE, ordinal}, CU_ACCESS_READ_WRITE};
+    cu_address addr = 0;
+    bool is_mapped = false;
+    int result = cu(driver)->share_reserve(&addr, bytes, 0, 0, 0);
+
+    if (result == 0) {
+        result = cu(driver)->share_map(addr, bytes, 0, handle, 0);
+        is_mapped = result == 0;
+    }
+    if (result == 0)
+        result = cu(driver)->share_permit(addr, bytes, &access, 1);
+    if (result == 0) {
+        *share_p = (struct gpu_share){addr, bytes, (void *)(uintptr_t)handle};
+        return 0;
+    }
+    if (is_mapped)
+        (void)cu(driver)->share_unmap(addr, bytes);
+    if (addr != 0)
+        (void)cu(driver)->share_return(addr, bytes);
+    (void)cu(driver)->share_release(handle);
+    return result;
+}
+
+static int share_alloc(const struct gpu_driver *driver, int ordinal, uint64_t bytes,
+                       struct gpu_share *share_p)
+{
+    const struct cu_allocation what = shared_memory(ordinal);
+    size_t unit = 1;
+    cu_handle handle = 0;
+    int result = cu(driver)->share_unit(&unit, &what, CU_GRANULARITY_LEAST);
+
+    if (result == 0 && bytes > UINT64_MAX - unit)
+        return 2;
+    bytes = dsk_gpu_round_up(bytes, unit);
+    if (result == 0)
+        result = cu(driver)->share_create(&handle, bytes, &what, 0);
+    return result != 0 ? result : share_map(driver, ordinal, handle, bytes, share_p);
+}
+
+static int share_export(const struct gpu_driver *driver, const struct gpu_share *share, int *fd_p)
+{
+    return cu(driver)->share_export(fd_p, (uintptr_t)share->handle, CU_HANDLE_FD, 0);
+}
+
+/* More bytes than the memory has: the driver refuses to map them. */
+static int share_import(const struct gpu_driver *driver, int ordinal, int fd, uint64_t bytes,
+                        struct gpu_share *share_p)
+{
+    cu_handle handle = 0;
+    int result = cu(driver)->share_import(&handle, (void *)(intptr_t)fd, CU_HANDLE_FD);
+
+    return result != 0 ? result : share_map(driver, ordinal, handle, bytes, share_p);
+}
+
+static int share_free(const struct gpu_driver *driver, const struct gpu_share *share)
+{
+    int result = cu(driver)->share_unmap(share->addr, share->bytes);
+
+    (void)cu(driver)->share_return(share->addr, share->bytes);
+    (void)cu(driver)->share_release((uintptr_t)share->handle);
+    return result;
 }
 
 /* ---- streams and events ------------------------------------------------------------------ */
@@ -491,6 +612,10 @@ static const struct gpu_driver TABLE = {
     .host_free = host_free,
     .host_register = host_register,
     .host_unregister = host_unregister,
+    .share_alloc = share_alloc,
+    .share_export = share_export,
+    .share_import = share_import,
+    .share_free = share_free,
     .stream_create = stream_create,
     .stream_destroy = stream_destroy,
     .stream_query = stream_query,

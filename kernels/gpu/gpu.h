@@ -31,25 +31,26 @@ enum gpu_function {
     GPU_FN_UPLOAD_144,
     GPU_FN_UPLOAD_288,
     GPU_FN_FAULT, /* no arguments: stops with an error that is sticky */
-    GPU_FN_PEAK,  /* struct gpu_peak_args */
+    GPU_FN_PEAK,  /* struct gpu_peak_args; the one that a vendor may lack */
     GPU_N_FUNCTIONS
 };
 
 #define GPU_MAX_FUNCTIONS 64
-#define GPU_MAX_IMAGES    8
+#define GPU_MAX_UNITS     8
 #define GPU_BLOCK         256 /* threads of a block of the kernels above, but for map and merge */
 #define GPU_MAP_BLOCK     512
 #define GPU_MERGE_BLOCK   128
 
+/* A device loads one image of each unit: the first that serves its architecture, if there is one. */
 struct gpu_image {
     const void *bytes;
-    int32_t arch_major; /* the one architecture that it is for; 0: any */
-    int32_t arch_minor;
+    const char *arch; /* the one architecture that it is for, as gpu_props has it; NULL: any */
+    int32_t unit;     /* of source, below GPU_MAX_UNITS */
 };
 
 struct gpu_kernel {
-    const char *name;
-    int32_t image;
+    const char *name; /* NULL: this vendor has no such kernel */
+    int32_t unit;
     bool is_large; /* asks for more shared memory than a launch may without permission */
 };
 
@@ -85,8 +86,10 @@ struct gpu_code {
     const struct gpu_kernel *kernels; /* the first GPU_N_FUNCTIONS as in enum gpu_function */
     int32_t n_images;
     int32_t n_kernels;
+    int32_t wave; /* threads of a wave that the kernels are written for */
     int32_t
-        dependent_arch; /* major on which the kernels of enum gpu_function wait for the stream themselves */
+        dependent_arch;  /* major on which the kernels of enum gpu_function wait for the stream themselves */
+    int32_t upload_rows; /* of an attend's argument block that a launch may carry; 0 to GPU_UPLOAD_ROWS */
     /* DSK_E_UNSUPPORTED: not served. is_portable: never a kernel that is for one architecture alone. Partial results
      * of one row take at most GPU_PART_BYTES. */
     dsk_status (*plan_attend)(const struct gpu_props *props, const struct gpu_attend_shape *shape,
@@ -101,8 +104,8 @@ struct gpu_device {
     const struct gpu_code *code;
     struct gpu_props props;
     void *context;
-    void *modules[GPU_MAX_IMAGES];
-    void *functions[GPU_MAX_FUNCTIONS]; /* NULL: its image is not for this device */
+    void *modules[GPU_MAX_UNITS];       /* NULL: no image of the unit serves this device */
+    void *functions[GPU_MAX_FUNCTIONS]; /* NULL: not there, or its unit is not */
     int32_t ordinal;
     uint32_t flags; /* DSK_DEVICE_* */
     bool is_lost;
@@ -173,15 +176,17 @@ static inline uint64_t dsk_gpu_round_up(uint64_t n, uint64_t step)
 
 /* ---- opening (gpu_device.c; driver_*.c) -------------------------------------------------------- */
 
-/* config->kind is DSK_DEVICE_CUDA. Errors as dsk_device_open's. */
+/* config->kind is DSK_DEVICE_CUDA or DSK_DEVICE_HIP. Errors as dsk_device_open's. */
 dsk_status dsk_gpu_open(const struct dsk_device_config *config, struct dsk_device **dev_p,
                         struct dsk_err *err);
 
 /* Opens the vendor's library and fills *driver. DSK_E_NO_DEVICE with the reason; DSK_E_NO_MEMORY. */
 dsk_status dsk_gpu_load_cuda(struct gpu_driver *driver, struct dsk_err *err);
+dsk_status dsk_gpu_load_hip(struct gpu_driver *driver, struct dsk_err *err);
 
 /* The device code of this build. Never NULL. */
 const struct gpu_code *dsk_gpu_code_cuda(void);
+const struct gpu_code *dsk_gpu_code_hip(void);
 
 /* Starts every operation: DSK_E_DEVICE if the device is lost, else its context is current. */
 DSK_MUST_CHECK dsk_status dsk_gpu_enter(struct gpu_device *gpu);
@@ -192,6 +197,19 @@ DSK_MUST_CHECK dsk_status dsk_gpu_status(struct gpu_device *gpu, int result, con
 /* The same within an operation, where some of its work may be under way: whatever it is, it retires the device. */
 DSK_MUST_CHECK dsk_status dsk_gpu_work(struct gpu_device *gpu, int result, const char *what,
                                        struct dsk_err *err);
+
+/* ---- memory between processes (gpu_share.c) ------------------------------------------------------ */
+
+/* Memory of at least bytes that can be exported; bytes of an import: what the exporter says it shares. Errors:
+ * DSK_E_BAD_ARGUMENT, DSK_E_DEVICE (it was lost before), DSK_E_NO_MEMORY, DSK_E_UNSUPPORTED with the driver's reason. A
+ * refusal leaves the device as it was. */
+DSK_MUST_CHECK dsk_status dsk_gpu_share_alloc(struct dsk_device *dev, uint64_t bytes,
+                                              struct gpu_share *share_p, struct dsk_err *err);
+DSK_MUST_CHECK dsk_status dsk_gpu_share_export(struct dsk_device *dev, const struct gpu_share *share,
+                                               int *fd_p, struct dsk_err *err);
+DSK_MUST_CHECK dsk_status dsk_gpu_share_import(struct dsk_device *dev, int fd, uint64_t bytes,
+                                               struct gpu_share *share_p, struct dsk_err *err);
+void dsk_gpu_share_free(struct dsk_device *dev, struct gpu_share *share); /* allocated or imported */
 
 /* ---- streams (gpu_stream.c) -------------------------------------------------------------------- */
 
@@ -225,7 +243,7 @@ DSK_MUST_CHECK dsk_status dsk_gpu_copy_device(struct dsk_stream *s, uint64_t dst
                                               uint64_t bytes);
 
 /* For measuring: rounds of matrix products at the device's full rate; *flop_p: how many operations. sink: device
- * memory, fp32 [info's multiprocessors * GPU_PEAK_BLOCK]. */
+ * memory, fp32 [info's multiprocessors * GPU_PEAK_BLOCK]. DSK_E_UNSUPPORTED: the vendor's code has no such kernel. */
 DSK_MUST_CHECK dsk_status dsk_gpu_peak(struct dsk_stream *s, uint64_t sink, int32_t n_steps, double *flop_p);
 
 /* For tests: work that fails like an address out of range, so that the device is lost. */

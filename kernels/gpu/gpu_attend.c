@@ -248,8 +248,9 @@ dsk_status dsk_gpu_attend(struct dsk_stream *s, const struct dsk_attend_args *ar
     dsk_status status = dsk_gpu_enter(dsk_gpu_device(s));
 
     while (status == DSK_OK && (n = count_rows(&at, GPU_LAUNCH_ROWS)) > 0)
-        status = bucket_of(n) <= GPU_UPLOAD_ROWS ? launch_few(dsk_gpu_stream(s), &at, n, err)
-                                                 : launch_many(dsk_gpu_stream(s), &at, n, err);
+        status = bucket_of(n) <= dsk_gpu_device(s)->code->upload_rows
+                     ? launch_few(dsk_gpu_stream(s), &at, n, err)
+                     : launch_many(dsk_gpu_stream(s), &at, n, err);
     return status;
 }
 

@@ -94,12 +94,20 @@ static void host_unregister(struct dsk_device *dev, void *host)
 
 /* ---- close ------------------------------------------------------------------------------- */
 
+/* A context takes what is left with it, where the driver has contexts of our own. Of a lost device nothing can be given
+ * back piece by piece. */
 static void close_device(struct dsk_device *dev)
 {
     struct gpu_device *gpu = (struct gpu_device *)dev;
 
+    if (gpu->context != NULL && dsk_gpu_enter(gpu) == DSK_OK) {
+        for (int i = 0; i < GPU_MAX_UNITS; i++) {
+            if (gpu->modules[i] != NULL)
+                (void)gpu->driver.module_unload(&gpu->driver, gpu->modules[i]);
+        }
+    }
     if (gpu->context != NULL)
-        gpu->driver.context_destroy(&gpu->driver, gpu->context); /* modules and memory go with it */
+        gpu->driver.context_destroy(&gpu->driver, gpu->context);
     if (gpu->driver.unload != NULL)
         gpu->driver.unload(&gpu->driver);
     free(gpu);
@@ -167,10 +175,55 @@ static dsk_status find_device(struct gpu_device *gpu, struct dsk_err *err)
     return DSK_OK;
 }
 
-static bool serves(const struct gpu_image *image, const struct gpu_props *props)
+/* The image of a unit for this device, or NULL. */
+static const struct gpu_image *find_image(const struct gpu_device *gpu, int32_t unit)
 {
-    return image->arch_major == 0
-           || (image->arch_major == props->arch_major && image->arch_minor == props->arch_minor);
+    const struct gpu_code *code = gpu->code;
+
+    for (int32_t i = 0; i < code->n_images; i++) {
+        const struct gpu_image *image = &code->images[i];
+
+        if (image->unit == unit && (image->arch == NULL || strcmp(image->arch, gpu->props.arch) == 0))
+            return image;
+    }
+    return NULL;
+}
+
+/* The architectures that the code is for, "gfx942, gfx950". */
+static void list_archs(const struct gpu_code *code, char *text, size_t size)
+{
+    size_t n = 0;
+
+    text[0] = '\0';
+    for (int32_t i = 0; i < code->n_images; i++) {
+        const char *arch = code->images[i].arch;
+
+        if (arch != NULL && strstr(text, arch) == NULL && n < size)
+            n += (size_t)snprintf(text + n, size - n, "%s%s", n == 0 ? "" : ", ", arch);
+    }
+}
+
+/* Before a context is made: is there code for this device, and is the device what the code is for? */
+static dsk_status check_code(const struct gpu_device *gpu, struct dsk_err *err)
+{
+    const struct gpu_code *code = gpu->code;
+    char archs[80];
+
+    if (code->missing != NULL)
+        return dsk_fail(err, DSK_E_UNSUPPORTED, "kind", gpu->driver.kind, "%s", code->missing);
+    for (int32_t i = 0; i < GPU_N_FUNCTIONS; i++) {
+        if (code->kernels[i].name == NULL || find_image(gpu, code->kernels[i].unit) != NULL)
+            continue;
+        list_archs(code, archs, sizeof(archs));
+        return dsk_fail(err, DSK_E_UNSUPPORTED, "ordinal", gpu->ordinal,
+                        "the device (%s) is %s; this build has code for %s", gpu->props.name, gpu->props.arch,
+                        archs);
+    }
+    if (gpu->props.wave != code->wave)
+        return dsk_fail(err, DSK_E_UNSUPPORTED, "ordinal", gpu->ordinal,
+                        "the device has waves of %d threads, the kernels are for %d", gpu->props.wave,
+                        code->wave);
+    return DSK_OK;
 }
 
 static dsk_status load_function(struct gpu_device *gpu, int32_t i, struct dsk_err *err)
@@ -179,9 +232,9 @@ static dsk_status load_function(struct gpu_device *gpu, int32_t i, struct dsk_er
     const struct gpu_kernel *kernel = &gpu->code->kernels[i];
     int result;
 
-    if (gpu->modules[kernel->image] == NULL)
+    if (kernel->name == NULL || gpu->modules[kernel->unit] == NULL)
         return DSK_OK; /* for another architecture: no plan names it on this one */
-    result = driver->module_function(driver, gpu->modules[kernel->image], kernel->name, &gpu->functions[i]);
+    result = driver->module_function(driver, gpu->modules[kernel->unit], kernel->name, &gpu->functions[i]);
     if (result == 0 && kernel->is_large)
         result =
             driver->function_set_shared(driver, gpu->functions[i], (uint32_t)gpu->props.shared_bytes_max);
@@ -197,16 +250,17 @@ static dsk_status load_code(struct gpu_device *gpu, struct dsk_err *err)
     const struct gpu_code *code = gpu->code;
     dsk_status status = DSK_OK;
 
-    for (int32_t i = 0; i < code->n_images; i++) {
+    for (int32_t unit = 0; unit < GPU_MAX_UNITS; unit++) {
+        const struct gpu_image *image = find_image(gpu, unit);
         int result;
 
-        if (!serves(&code->images[i], &gpu->props))
+        if (image == NULL)
             continue;
-        result = driver->module_load(driver, code->images[i].bytes, &gpu->modules[i]);
+        result = driver->module_load(driver, image->bytes, &gpu->modules[unit]);
         if (driver->classify(result) == GPU_NO_MEMORY)
-            return dsk_fail(err, DSK_E_NO_MEMORY, "image", i, "no device memory for the device code");
+            return dsk_fail(err, DSK_E_NO_MEMORY, "image", unit, "no device memory for the device code");
         if (result != 0)
-            return dsk_fail(err, DSK_E_UNSUPPORTED, "image", i, "the device code does not load on %s: %s",
+            return dsk_fail(err, DSK_E_UNSUPPORTED, "image", unit, "the device code does not load on %s: %s",
                             gpu->props.arch, driver->text(driver, result));
     }
     for (int32_t i = 0; i < code->n_kernels && status == DSK_OK; i++)
@@ -214,17 +268,19 @@ static dsk_status load_code(struct gpu_device *gpu, struct dsk_err *err)
     return status;
 }
 
-static dsk_status open_steps(struct gpu_device *gpu, struct dsk_err *err)
+static dsk_status open_steps(struct gpu_device *gpu, int32_t kind, struct dsk_err *err)
 {
+    const bool is_hip = kind == DSK_DEVICE_HIP;
     const struct gpu_driver *driver = &gpu->driver;
-    dsk_status status = dsk_gpu_load_cuda(&gpu->driver, err);
+    dsk_status status = is_hip ? dsk_gpu_load_hip(&gpu->driver, err) : dsk_gpu_load_cuda(&gpu->driver, err);
     int result;
 
     if (status != DSK_OK || (status = find_device(gpu, err)) != DSK_OK)
         return status;
-    gpu->code = dsk_gpu_code_cuda();
-    if (gpu->code->missing != NULL)
-        return dsk_fail(err, DSK_E_UNSUPPORTED, "kind", driver->kind, "%s", gpu->code->missing);
+    gpu->code = is_hip ? dsk_gpu_code_hip() : dsk_gpu_code_cuda();
+    status = check_code(gpu, err);
+    if (status != DSK_OK)
+        return status;
     result = driver->context_create(driver, gpu->ordinal, &gpu->context);
     if (driver->classify(result) == GPU_NO_MEMORY)
         return dsk_fail(err, DSK_E_NO_MEMORY, "ordinal", gpu->ordinal, "no device memory for a context");
@@ -245,7 +301,7 @@ dsk_status dsk_gpu_open(const struct dsk_device_config *config, struct dsk_devic
     gpu->base.ops = &GPU_OPS;
     gpu->ordinal = config->ordinal;
     gpu->flags = config->flags;
-    status = open_steps(gpu, err);
+    status = open_steps(gpu, config->kind, err);
     if (status != DSK_OK) {
         close_device(&gpu->base); /* what is not there yet is NULL */
         return status;

@@ -21,7 +21,7 @@ enum gpu_class {
 
 struct gpu_props {
     char name[64];
-    char arch[16]; /* "sm_90" */
+    char arch[16]; /* "sm_90", "gfx942" */
     uint8_t uuid[16];
     uint64_t memory_bytes;
     int32_t arch_major, arch_minor;
@@ -37,6 +37,13 @@ struct gpu_launch_dims {
     uint32_t shared_bytes;
     uint32_t cluster;  /* blocks that share memory, along x; 0 or 1: none */
     bool is_dependent; /* may start while the launch before it drains; the kernel itself waits for its data */
+};
+
+/* Device memory that another process can map, by a file descriptor. Filled by share_alloc and share_import. */
+struct gpu_share {
+    uint64_t addr;
+    uint64_t bytes; /* at least what was asked for */
+    void *handle;   /* the driver's own */
 };
 
 struct gpu_driver {
@@ -63,6 +70,15 @@ struct gpu_driver {
     int (*host_free)(const struct gpu_driver *driver, void *host);
     int (*host_register)(const struct gpu_driver *driver, void *host, uint64_t bytes, uint64_t *addr_p);
     int (*host_unregister)(const struct gpu_driver *driver, void *host);
+
+    /* Memory between processes. Refused, without harm, where the driver cannot. A descriptor that is exported is the
+     * caller's to close, as is one that was imported; memory lives until the last of those who have it frees it. */
+    int (*share_alloc)(const struct gpu_driver *driver, int ordinal, uint64_t bytes,
+                       struct gpu_share *share_p);
+    int (*share_export)(const struct gpu_driver *driver, const struct gpu_share *share, int *fd_p);
+    int (*share_import)(const struct gpu_driver *driver, int ordinal, int fd, uint64_t bytes,
+                        struct gpu_share *share_p);
+    int (*share_free)(const struct gpu_driver *driver, const struct gpu_share *share);
 
     /* streams and events */
     int (*stream_create)(const struct gpu_driver *driver, void **stream_p);

@@ -10,7 +10,7 @@ DSK_STATIC_ASSERT(GPU_READ_FULL == DSK_READ_FULL && GPU_READ_PAGED == DSK_READ_P
                       && GPU_READ_SELECTED == DSK_READ_SELECTED,
                   "the kernels know the modes by the same numbers");
 
-#define ROWS_PER_BLOCK 8 /* GPU_BLOCK threads are eight waves of 32 */
+#define ROWS_PER_BLOCK 8 /* 32 of GPU_BLOCK threads take a row: a wave of 32, or half of one of 64 */
 
 static struct gpu_launch_dims dims_of(const struct gpu_stream *stream, int64_t n, int64_t per_block,
                                       uint32_t block)

@@ -319,6 +319,8 @@ dsk_status dsk_gpu_peak(struct dsk_stream *s, uint64_t sink, int32_t n_steps, do
     struct gpu_peak_args args = {.sink = sink, .n_steps = n_steps};
     dsk_status status = dsk_gpu_enter(dsk_gpu_device(s));
 
+    if (status == DSK_OK && gpu->functions[GPU_FN_PEAK] == NULL)
+        return DSK_E_UNSUPPORTED;
     *flop_p = GPU_PEAK_FLOP * n_steps * gpu->props.n_units;
     return status != DSK_OK ? status : dsk_gpu_launch(dsk_gpu_stream(s), GPU_FN_PEAK, &dims, &args, NULL);
 }

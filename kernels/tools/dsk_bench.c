@@ -16,7 +16,7 @@
 #include "bench_machine.h"
 
 static const char help[] =
-    "usage: dsk-bench --device cpu|cuda [options]\n"
+    "usage: dsk-bench --device cpu|cuda|hip [options]\n"
     "\n"
     "Measures attend, append, the three readers and merge: median time and spread, GFLOP/s, GB/s, and the\n"
     "ratio to the multiply-add peak, which is measured in the same rounds; on one thread and on all.\n"
@@ -25,7 +25,8 @@ static const char help[] =
     "Attend reads 64 or 2048 rows a query, drawn at random from a pool larger than the last-level cache;\n"
     "its work counts as 2 * heads * rows * width * (d_qk + d_v) floating-point operations.\n"
     "\n"
-    "  --device KIND     cpu or cuda. On a GPU: times by its own clock, of one call and of a queue of calls, "
+    "  --device KIND     cpu, cuda or hip. On a GPU: times by its own clock, of one call and of a queue of "
+    "calls, "
     "index\n"
     "                    sets larger than its cache in turn, next to a copy and a matrix product of the same "
     "run\n"
@@ -464,6 +465,7 @@ static int parse(int argc, char **argv, struct options *o)
         case 'd':
             o->config.kind = strcmp(optarg, "cpu") == 0    ? DSK_DEVICE_CPU
                              : strcmp(optarg, "cuda") == 0 ? DSK_DEVICE_CUDA
+                             : strcmp(optarg, "hip") == 0  ? DSK_DEVICE_HIP
                                                            : 0;
             if (o->config.kind == 0)
                 return bad_value("device", optarg);

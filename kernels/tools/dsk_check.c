@@ -8,13 +8,13 @@
 #include "check_parts.h"
 
 static const char help[] =
-    "usage: dsk-check --device cpu|cuda [options]\n"
+    "usage: dsk-check --device cpu|cuda|hip [options]\n"
     "\n"
     "Runs the kernels on a device and compares every result with float64: attend, append (byte for byte),\n"
     "read, gather, map and merge; repeats must give the same bits, and guard bytes around every buffer must\n"
     "survive. Ends in a line `N passed, N failed`.\n"
     "\n"
-    "  --device KIND     cpu or cuda (and hip, refused where this build does not serve it)\n"
+    "  --device KIND     cpu, cuda or hip\n"
     "  --ordinal N       which device of that kind (default 0)\n"
     "  --portable        GPUs: only kernels that run on every architecture\n"
     "  --no-graphs       GPUs: launch directly instead of replaying recorded launches\n"
