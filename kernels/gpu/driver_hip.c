@@ -126,10 +126,8 @@ DSK_STATIC_ASSERT(offsetof(struct hip_external_range, flags) == 16, "hipExternal
     X(exec_launch, "hipGraphLaunch", (void *exec, void *stream))                                             \
     X(exec_destroy, "hipGraphExecDestroy", (void *exec))
 
-/* The same for what older libraries lack; without all of them, memory is not shared. */
+/* The same for what a library may lack; then memory is not shared. */
 #define HIP_SHARE_ENTRIES(X)                                                                                 \
-    X(range_handle, "hipMemGetHandleForAddressRange",                                                        \
-      (void *fd_p, void *addr, size_t bytes, int type, unsigned long long flags))                            \
     X(external_import, "hipImportExternalMemory", (void **external_p, const struct hip_external *what))      \
     X(external_map, "hipExternalMemoryGetMappedBuffer",                                                      \
       (void **addr_p, void *external, const struct hip_external_range *range))                               \
@@ -140,6 +138,10 @@ struct hip_entries {
     HIP_ENTRIES(HIP_FIELD)
     HIP_SHARE_ENTRIES(HIP_FIELD)
 #undef HIP_FIELD
+    /* A dma-buf of memory: of the HIP runtime from release 7, else of the HSA runtime beneath it, which tells where in
+     * the dma-buf the memory begins. */
+    hip_result (*range_handle)(void *fd_p, void *addr, size_t bytes, int type, unsigned long long flags);
+    int (*hsa_export)(const void *addr, size_t bytes, int *fd_p, uint64_t *offset_p);
     const char *(*error_string)(hip_result result);
     hip_result (*device_props)(void *props, int device);
     const struct hip_props_place *place; /* of what device_props fills */
@@ -361,9 +363,20 @@ static int share_alloc(const struct gpu_driver *driver, int ordinal, uint64_t by
 
 static int share_export(const struct gpu_driver *driver, const struct gpu_share *share, int *fd_p)
 {
+    const struct hip_entries *entries = hip(driver);
+    uint64_t offset = 0;
+
     if (share->handle != NULL)
         return HIP_INVALID_VALUE; /* it came from elsewhere */
-    return hip(driver)->range_handle(fd_p, pointer(share->addr), share->bytes, HIP_RANGE_DMABUF, 0);
+    if (entries->range_handle != NULL)
+        return entries->range_handle(fd_p, pointer(share->addr), share->bytes, HIP_RANGE_DMABUF, 0);
+    if (entries->hsa_export(pointer(share->addr), share->bytes, fd_p, &offset) != 0)
+        return HIP_NOT_SUPPORTED;
+    if (offset == 0)
+        return 0;
+    close(*fd_p);
+    *fd_p = -1;
+    return HIP_NOT_SUPPORTED;
 }
 
 /* A dma-buf says its size when it is asked for its end; what lies beyond is nobody's to map. */
@@ -598,7 +611,10 @@ static const char *find_entries(void *library, struct hip_entries *entries)
 #define HIP_TRY(name, symbol, params)                                                                        \
     *(void **)&entries->name = dlsym(library, symbol);                                                       \
     entries->has_share = entries->has_share && *(void **)&entries->name != NULL;
-    entries->has_share = true;
+    *(void **)&entries->range_handle = dlsym(library, "hipMemGetHandleForAddressRange");
+    *(void **)&entries->hsa_export =
+        dlsym(library, "hsa_amd_portable_export_dmabuf"); /* in what it depends on */
+    entries->has_share = entries->range_handle != NULL || entries->hsa_export != NULL;
     HIP_SHARE_ENTRIES(HIP_TRY)
 #undef HIP_TRY
     *(void **)&entries->error_string = dlsym(library, "hipGetErrorString");

@@ -4,9 +4,21 @@
 #include <stdlib.h>
 #include <string.h>
 
+int32_t gpu_kit_kind(void)
+{
+    const char *kind = getenv("DSA_TEST_GPU");
+
+    return kind != NULL && strcmp(kind, "hip") == 0 ? DSK_DEVICE_HIP : DSK_DEVICE_CUDA;
+}
+
+void gpu_kit_use_fake_hip(void)
+{
+    setenv("DSA_TEST_GPU", "hip", 1);
+}
+
 bool gpu_open(struct gpu *g, uint32_t flags)
 {
-    const struct dsk_device_config config = {.kind = DSK_DEVICE_CUDA, .flags = flags};
+    const struct dsk_device_config config = {.kind = gpu_kit_kind(), .flags = flags};
     dsk_status status;
 
     memset(g, 0, sizeof(*g));
@@ -16,6 +28,14 @@ bool gpu_open(struct gpu *g, uint32_t flags)
     ck_assert_int_eq(dsk_stream_create(g->dev, &g->s), DSK_OK);
     ck_assert(kit_open(&g->kit, DSK_ISA_AUTO, 0));
     return true;
+}
+
+bool gpu_has_attend(struct gpu *g)
+{
+    const struct dsk_attend_shape shape = {
+        .layout = DSK_LAYOUT_SCALED_512_64, .h_q = 16, .topk = 64, .out_dtype = DSK_DTYPE_BF16};
+
+    return dsk_supports(g->dev, &shape, &g->err);
 }
 
 void gpu_close(struct gpu *g)

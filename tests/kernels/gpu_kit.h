@@ -18,6 +18,12 @@ struct gpu {
     uint64_t blocks[GPU_MAX_BLOCKS];
 };
 
+/* Which devices the tests are for: by the environment variable DSA_TEST_GPU, cuda (also without it) or hip. */
+int32_t gpu_kit_kind(void);
+
+/* For programs that are linked with a fake HIP runtime: the tests are for its device. */
+void gpu_kit_use_fake_hip(void);
+
 /* flags: of the device. False: no device; g->err says why. */
 bool gpu_open(struct gpu *g, uint32_t flags);
 void gpu_close(struct gpu *g); /* and everything allocated */
@@ -27,6 +33,17 @@ void gpu_close(struct gpu *g); /* and everything allocated */
         if (!gpu_open(g, flags))                                                                             \
             TEST_SKIP("%s", (g)->err.text);                                                                  \
     } while (0)
+
+/* The same for tests of attend, which this build may have no kernel for. */
+#define GPU_OPEN_ATTEND(g, flags)                                                                            \
+    do {                                                                                                     \
+        GPU_OPEN(g, flags);                                                                                  \
+        if (!gpu_has_attend(g)) {                                                                            \
+            gpu_close(g);                                                                                    \
+            TEST_SKIP("%s", (g)->err.text);                                                                  \
+        }                                                                                                    \
+    } while (0)
+bool gpu_has_attend(struct gpu *g);
 
 void gpu_must(struct gpu *g, dsk_status status);
 

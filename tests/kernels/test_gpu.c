@@ -12,7 +12,7 @@
 
 START_TEST(machine_without_a_device_says_why)
 {
-    const struct dsk_device_config config = {.kind = DSK_DEVICE_CUDA};
+    const struct dsk_device_config config = {.kind = gpu_kit_kind()};
     struct dsk_device *dev = NULL;
     struct dsk_err err = {.status = DSK_OK};
     dsk_status status = dsk_device_open(&config, &dev, &err);
@@ -33,15 +33,15 @@ START_TEST(device_says_what_it_is)
 {
     struct gpu g;
     const struct dsk_device_info *info;
-    const struct dsk_device_config beyond = {.kind = DSK_DEVICE_CUDA, .ordinal = 1000};
+    const struct dsk_device_config beyond = {.kind = gpu_kit_kind(), .ordinal = 1000};
     struct dsk_device *dev;
 
     GPU_OPEN(&g, 0);
     info = dsk_device_get_info(g.dev);
-    ck_assert_int_eq(info->kind, DSK_DEVICE_CUDA);
+    ck_assert_int_eq(info->kind, gpu_kit_kind());
     ck_assert_uint_eq(strlen(info->uuid), strlen("GPU-00000000-0000-0000-0000-000000000000"));
     ck_assert_int_eq(strncmp(info->uuid, "GPU-", 4), 0);
-    ck_assert_int_eq(strncmp(info->arch, "sm_", 3), 0);
+    ck_assert_int_eq(strncmp(info->arch, info->kind == DSK_DEVICE_HIP ? "gfx" : "sm_", 3), 0);
     ck_assert_uint_gt(info->memory_bytes, (uint64_t)1 << 30);
     ck_assert_int_eq(dsk_device_open(&beyond, &dev, &g.err), DSK_E_NO_DEVICE);
     ck_assert_str_eq(g.err.field, "ordinal");
@@ -490,7 +490,7 @@ START_TEST(pool_beyond_four_gigabytes)
     struct gpu_case near, far;
     int32_t slots[64];
 
-    GPU_OPEN(&g, 0);
+    GPU_OPEN_ATTEND(&g, 0);
     kit_pool_make(&g.kit, &pool, layout->id, 64, 1);
     near = (struct gpu_case){.a = gpu_shape(&g, &pool, 2, 16, 64)};
     gpu_case_init(&g, &near, 0);
@@ -532,7 +532,7 @@ START_TEST(registered_host_memory_is_read_and_written)
     struct kit_pool pool;
     uint64_t q, out;
 
-    GPU_OPEN(&g, 0);
+    GPU_OPEN_ATTEND(&g, 0);
     kit_pool_make(&g.kit, &pool, DSK_LAYOUT_SCALED_512_64, 256, 1);
     struct gpu_case r = {.a = gpu_shape(&g, &pool, 3, 8, 100)};
     gpu_case_init(&g, &r, 0);
@@ -583,13 +583,13 @@ START_TEST(fault_retires_the_device_alone)
     dsk_event_destroy(event);
     gpu_close(&g);
     /* The driver may refuse this process another context; that, too, is an answer, and the CPU serves on. */
-    const struct dsk_device_config config = {.kind = DSK_DEVICE_CUDA};
+    const struct dsk_device_config config = {.kind = gpu_kit_kind()};
     dsk_status status = dsk_device_open(&config, &g.dev, &g.err);
     ck_assert(status == DSK_OK || status == DSK_E_NO_DEVICE);
     if (status == DSK_OK)
         dsk_device_close(g.dev);
     else
-        ck_assert_str_eq(g.err.field, "ordinal");
+        ck_assert_str_eq(g.err.field, gpu_kit_kind() == DSK_DEVICE_HIP ? "kind" : "ordinal");
     ck_assert(kit_open(&g.kit, DSK_ISA_AUTO, 1));
     kit_close(&g.kit);
 }
@@ -604,6 +604,9 @@ int test_suites(Suite **suites_p, int max)
 
     (void)max;
     setenv("CK_FORK", "no", 1);
+#ifdef GPU_KIT_FAKE_HIP
+    gpu_kit_use_fake_hip();
+#endif
     tcase_set_timeout(c, 120);
     tcase_add_test(c, machine_without_a_device_says_why);
     tcase_add_test(c, device_says_what_it_is);

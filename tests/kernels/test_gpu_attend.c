@@ -21,7 +21,7 @@ START_TEST(attend_matches_float64)
     struct gpu g;
     struct kit_pool pool;
 
-    GPU_OPEN(&g, flag_sets[_i % 4]);
+    GPU_OPEN_ATTEND(&g, flag_sets[_i % 4]);
     kit_pool_make(&g.kit, &pool, (uint32_t)(1 + _i / 4), 700, 2);
     for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
         struct gpu_case r = {.a = gpu_shape(&g, &pool, shapes[i].n_rows, shapes[i].h_q, shapes[i].topk)};
@@ -58,7 +58,7 @@ START_TEST(rows_that_nothing_names_do_no_harm)
     struct gpu g;
     struct kit_pool pool;
 
-    GPU_OPEN(&g, flag_sets[_i % 2]);
+    GPU_OPEN_ATTEND(&g, flag_sets[_i % 2]);
     kit_pool_make(&g.kit, &pool, (uint32_t)(1 + _i / 2), 640, 1);
     kit_poison_row(&pool, 0);
     for (int64_t slot = 600; slot < 640; slot++)
@@ -86,7 +86,7 @@ START_TEST(scales_of_wildly_different_size)
     struct gpu g;
     struct kit_pool pool;
 
-    GPU_OPEN(&g, flag_sets[_i % 2]);
+    GPU_OPEN_ATTEND(&g, flag_sets[_i % 2]);
     kit_pool_make(&g.kit, &pool, (uint32_t)(1 + _i / 2), 512, 1);
     for (int64_t slot = 0; slot < 512; slot++) {
         for (int i = 0; i < pool.layout->n_groups; i++) {
@@ -126,8 +126,8 @@ START_TEST(replay_sees_every_change)
     struct gpu g, direct;
     struct kit_pool pool, other;
 
-    GPU_OPEN(&g, _i ? DSK_DEVICE_PORTABLE : 0);
-    GPU_OPEN(&direct, DSK_DEVICE_NO_GRAPHS | (_i ? DSK_DEVICE_PORTABLE : 0));
+    GPU_OPEN_ATTEND(&g, _i ? DSK_DEVICE_PORTABLE : 0);
+    GPU_OPEN_ATTEND(&direct, DSK_DEVICE_NO_GRAPHS | (_i ? DSK_DEVICE_PORTABLE : 0));
     kit_pool_make(&g.kit, &pool, DSK_LAYOUT_SCALED_512_64, 512, 1);
     kit_pool_make(&g.kit, &other, DSK_LAYOUT_SCALED_512_64, 512, 1);
     struct kit_attend base = gpu_shape(&g, &pool, 5, 64, 192);
@@ -200,7 +200,7 @@ START_TEST(keys_that_look_alike_do_not_mix)
     static const uint32_t layouts[3] = {DSK_LAYOUT_SCALED_512_64, DSK_LAYOUT_BF16_576, DSK_LAYOUT_RAW_512_64};
     struct gpu_case runs[12];
 
-    GPU_OPEN(&g, _i ? DSK_DEVICE_PORTABLE : 0);
+    GPU_OPEN_ATTEND(&g, _i ? DSK_DEVICE_PORTABLE : 0);
     for (int i = 0; i < 3; i++)
         kit_pool_make(&g.kit, &pools[i], layouts[i], 512, 1);
     for (int i = 0; i < 12; i++) {
@@ -230,7 +230,7 @@ START_TEST(old_graphs_give_way_to_new_ones)
     struct kit_pool pool;
     enum { n_shapes = GPU_N_GRAPHS + 10 };
 
-    GPU_OPEN(&g, 0);
+    GPU_OPEN_ATTEND(&g, 0);
     kit_pool_make(&g.kit, &pool, DSK_LAYOUT_SCALED_256_0, 512, 1);
     struct gpu_case r = {.a = gpu_shape(&g, &pool, 1, n_shapes, 64)};
     gpu_case_init(&g, &r, 0);
@@ -257,7 +257,7 @@ START_TEST(bits_do_not_depend_on_company)
     struct kit_pool pool;
     const int n_rows = 150, h_q = 16, topk = 1100;
 
-    GPU_OPEN(&g, _i ? DSK_DEVICE_PORTABLE : 0);
+    GPU_OPEN_ATTEND(&g, _i ? DSK_DEVICE_PORTABLE : 0);
     kit_pool_make(&g.kit, &pool, DSK_LAYOUT_SCALED_512_64, 2000, 1);
     struct gpu_case r = {.a = gpu_shape(&g, &pool, n_rows, h_q, topk)};
     r.a.flags = DSK_ATTEND_BATCH_INVARIANT;
@@ -288,7 +288,7 @@ START_TEST(many_launches_in_flight)
     struct kit_pool pool;
     const int h_q = 4, n_rows = 300;
 
-    GPU_OPEN(&g, 0);
+    GPU_OPEN_ATTEND(&g, 0);
     kit_pool_make(&g.kit, &pool, DSK_LAYOUT_SCALED_256_0, 256, 1);
     struct gpu_case r = {.a = gpu_shape(&g, &pool, n_rows, h_q, 8)};
     r.a.out_dtype = DSK_DTYPE_F32;
@@ -329,6 +329,9 @@ int test_suites(Suite **suites_p, int max)
 
     (void)max;
     setenv("CK_FORK", "no", 1);
+#ifdef GPU_KIT_FAKE_HIP
+    gpu_kit_use_fake_hip();
+#endif
     tcase_set_timeout(c, 120);
     tcase_add_loop_test(c, attend_matches_float64, 0, 4 * (DSK_LAYOUT_COUNT - 1));
     tcase_add_loop_test(c, rows_that_nothing_names_do_no_harm, 0, 2 * (DSK_LAYOUT_COUNT - 1));
