@@ -114,6 +114,13 @@ void dsk_mem_free(struct dsk_device *dev, uint64_t addr)
         dev->ops->mem_free(dev, addr);
 }
 
+dsk_status dsk_mem_get_usage(struct dsk_device *dev, uint64_t *used_p, uint64_t *free_p)
+{
+    if (dev == NULL || used_p == NULL || free_p == NULL)
+        return DSK_E_BAD_ARGUMENT;
+    return dev->ops->mem_usage(dev, used_p, free_p);
+}
+
 dsk_status dsk_host_register(struct dsk_device *dev, void *host, uint64_t bytes, uint64_t *addr_p)
 {
     if (dev == NULL || host == NULL || addr_p == NULL || bytes == 0
@@ -148,6 +155,11 @@ dsk_status dsk_stream_sync(struct dsk_stream *stream)
     if (stream == NULL)
         return DSK_E_BAD_ARGUMENT;
     return stream->dev->ops->stream_sync(stream);
+}
+
+void dsk_stream_get_graph_counts(const struct dsk_stream *stream, uint64_t *n_hits_p, uint64_t *n_misses_p)
+{
+    stream->dev->ops->graph_counts(stream, n_hits_p, n_misses_p);
 }
 
 dsk_status dsk_event_create(struct dsk_device *dev, struct dsk_event **event_p)

@@ -141,6 +141,9 @@ const struct dsk_device_info *dsk_device_get_info(const struct dsk_device *dev);
 DSK_MUST_CHECK dsk_status dsk_mem_alloc(struct dsk_device *dev, uint64_t bytes, uint64_t *addr_p);
 void dsk_mem_free(struct dsk_device *dev, uint64_t addr);
 
+/* Memory of the device (CPU: of the host) that anyone uses, and the rest, in bytes. Asks the driver or the system. */
+DSK_MUST_CHECK dsk_status dsk_mem_get_usage(struct dsk_device *dev, uint64_t *used_p, uint64_t *free_p);
+
 /* Makes host memory usable by the device where it lies (CPU: the pointer itself; GPUs: pinned and mapped).
  * The memory must outlive the registration. Undo with dsk_host_unregister(dev, host). */
 DSK_MUST_CHECK dsk_status dsk_host_register(struct dsk_device *dev, void *host, uint64_t bytes,
@@ -150,6 +153,9 @@ void dsk_host_unregister(struct dsk_device *dev, void *host);
 DSK_MUST_CHECK dsk_status dsk_stream_create(struct dsk_device *dev, struct dsk_stream **stream_p);
 void dsk_stream_destroy(struct dsk_stream *stream);
 DSK_MUST_CHECK dsk_status dsk_stream_sync(struct dsk_stream *stream); /* blocks; DSK_E_DEVICE */
+/* Attend launches of the stream since it was made: by a recorded graph, and those whose graph was recorded first. Both 0 where
+ * there are no graphs. */
+void dsk_stream_get_graph_counts(const struct dsk_stream *stream, uint64_t *n_hits_p, uint64_t *n_misses_p);
 
 /* An event marks a point in a stream. is_done never blocks; DSK_E_DEVICE goes to *done_p = true. */
 DSK_MUST_CHECK dsk_status dsk_event_create(struct dsk_device *dev, struct dsk_event **event_p);

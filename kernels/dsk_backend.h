@@ -12,11 +12,13 @@ struct dsk_op_table {
     void (*close)(struct dsk_device *dev);
     dsk_status (*mem_alloc)(struct dsk_device *dev, uint64_t bytes, uint64_t *addr_p);
     void (*mem_free)(struct dsk_device *dev, uint64_t addr);
+    dsk_status (*mem_usage)(struct dsk_device *dev, uint64_t *used_p, uint64_t *free_p);
     dsk_status (*host_register)(struct dsk_device *dev, void *host, uint64_t bytes, uint64_t *addr_p);
     void (*host_unregister)(struct dsk_device *dev, void *host);
     dsk_status (*stream_create)(struct dsk_device *dev, struct dsk_stream **stream_p);
     void (*stream_destroy)(struct dsk_stream *stream);
     dsk_status (*stream_sync)(struct dsk_stream *stream);
+    void (*graph_counts)(const struct dsk_stream *stream, uint64_t *n_hits_p, uint64_t *n_misses_p);
     dsk_status (*event_create)(struct dsk_device *dev, struct dsk_event **event_p);
     void (*event_destroy)(struct dsk_event *event);
     dsk_status (*event_record)(struct dsk_event *event, struct dsk_stream *stream);

@@ -25,6 +25,8 @@
 atomic_int srv_fence_word;
 #endif
 
+#define MEMORY_PERIOD_US 1000000
+
 enum holder { HOLDER_PARKED, HOLDER_HELD, HOLDER_BORROWED };
 
 struct srv_worker {
@@ -181,15 +183,33 @@ static void note_lost(struct srv_worker *worker, const struct srv_err *err)
                 dsk_device_get_info(worker->state.device)->uuid);
 }
 
-/* What the meter says of the pool. After everything that can change it. */
+/* Asks the driver, so not often. A device that does not say keeps what it said. */
+static void publish_memory(struct worker_state *w, uint64_t now_us)
+{
+    uint64_t used, n_free;
+
+    if (w->memory_asked_us != 0 && now_us - w->memory_asked_us < MEMORY_PERIOD_US)
+        return;
+    w->memory_asked_us = now_us;
+    if (dsk_mem_get_usage(w->device, &used, &n_free) != DSK_OK)
+        return;
+    srv_counter_set(&w->meter.memory_used, used);
+    srv_counter_set(&w->meter.memory_free, n_free);
+}
+
+/* What the meter says of the pool and the graphs. After everything that can change it. */
 static void publish(struct worker_state *w)
 {
     struct srv_kvpool_stats pool;
+    uint64_t n_hits, n_misses;
 
     srv_kvpool_stats(w->pool, &pool);
     srv_counter_set(&w->meter.pages_free, pool.n_free);
     srv_counter_set(&w->meter.pages_shared, pool.n_shared);
     srv_counter_set(&w->meter.sequences, srv_seqset_count(w->sequences));
+    dsk_stream_get_graph_counts(w->stream, &n_hits, &n_misses);
+    srv_counter_set(&w->meter.graph_hits, n_hits);
+    srv_counter_set(&w->meter.graph_misses, n_misses);
 }
 
 static void run_items(struct srv_worker *worker, uint32_t n)
@@ -227,6 +247,7 @@ static void run_items(struct srv_worker *worker, uint32_t n)
                     0); /* before the answers: who has one sees a worker that is free */
     for (uint32_t i = 0; i < n; i++)
         finish_item(worker, &w->items[i], pieces[i]);
+    publish_memory(w, launch_us); /* after the answers: it can take a while */
 }
 
 /* True if there was something to do. */
@@ -479,6 +500,7 @@ dsa_status srv_worker_start(const struct srv_worker_config *config, struct srv_w
         return rc;
     }
     publish(&worker->state);
+    publish_memory(&worker->state, srv_now_us());
     worker->is_joined = false;
     *worker_p = worker;
     return DSA_OK;

@@ -33,6 +33,7 @@ struct worker_state {
     uint32_t max_segs;
     uint64_t n_batches;
     struct srv_worker_meter meter;
+    uint64_t memory_asked_us;
     struct srv_batch_item items[WORKER_MAX_ITEMS];
 };
 

@@ -47,6 +47,30 @@ static void mem_free(struct dsk_device *dev, uint64_t addr)
     free(dsk_cpu_ptr(addr));
 }
 
+/* What the kernel could still give, page cache included. */
+static dsk_status mem_usage(struct dsk_device *dev, uint64_t *used_p, uint64_t *free_p)
+{
+    unsigned long long total = 0, available = 0, n;
+    FILE *file = fopen("/proc/meminfo", "r");
+    char line[128];
+
+    (void)dev;
+    if (file == NULL)
+        return DSK_E_UNSUPPORTED;
+    while (fgets(line, sizeof(line), file) != NULL) {
+        if (sscanf(line, "MemTotal: %llu kB", &n) == 1)
+            total = n;
+        else if (sscanf(line, "MemAvailable: %llu kB", &n) == 1)
+            available = n;
+    }
+    (void)fclose(file);
+    if (total == 0 || available > total)
+        return DSK_E_UNSUPPORTED;
+    *used_p = (uint64_t)(total - available) * 1024;
+    *free_p = (uint64_t)available * 1024;
+    return DSK_OK;
+}
+
 static dsk_status host_register(struct dsk_device *dev, void *host, uint64_t bytes, uint64_t *addr_p)
 {
     (void)dev;
@@ -157,15 +181,23 @@ static void close_device(struct dsk_device *dev)
     free(cpu);
 }
 
+static void graph_counts(const struct dsk_stream *stream, uint64_t *n_hits_p, uint64_t *n_misses_p)
+{
+    (void)stream;
+    *n_hits_p = *n_misses_p = 0;
+}
+
 static const struct dsk_op_table CPU_OPS = {
     .close = close_device,
     .mem_alloc = mem_alloc,
     .mem_free = mem_free,
+    .mem_usage = mem_usage,
     .host_register = host_register,
     .host_unregister = host_unregister,
     .stream_create = stream_create,
     .stream_destroy = stream_destroy,
     .stream_sync = stream_sync,
+    .graph_counts = graph_counts,
     .event_create = event_create,
     .event_destroy = event_destroy,
     .event_record = event_record,

@@ -111,6 +111,7 @@ DSK_STATIC_ASSERT(sizeof(struct cu_access) == 12, "CUmemAccessDesc");
     X(context_bind, "cuCtxSetCurrent", (void *context))                                                      \
     X(mem_alloc, "cuMemAlloc_v2", (cu_address * addr_p, size_t bytes))                                       \
     X(mem_free, "cuMemFree_v2", (cu_address addr))                                                           \
+    X(mem_info, "cuMemGetInfo_v2", (size_t * free_p, size_t * total_p))                                      \
     X(host_alloc, "cuMemHostAlloc", (void **host_p, size_t bytes, unsigned flags))                           \
     X(host_free, "cuMemFreeHost", (void *host))                                                              \
     X(host_register, "cuMemHostRegister_v2", (void *host, size_t bytes, unsigned flags))                     \
@@ -283,6 +284,16 @@ static int mem_alloc(const struct gpu_driver *driver, uint64_t bytes, uint64_t *
 static int mem_free(const struct gpu_driver *driver, uint64_t addr)
 {
     return cu(driver)->mem_free(addr);
+}
+
+static int mem_info(const struct gpu_driver *driver, uint64_t *free_p, uint64_t *total_p)
+{
+    size_t n_free = 0, n_total = 0;
+    int result = cu(driver)->mem_info(&n_free, &n_total);
+
+    *free_p = n_free;
+    *total_p = n_total;
+    return result;
 }
 
 static int host_alloc(const struct gpu_driver *driver, uint64_t bytes, void **host_p)
@@ -608,6 +619,7 @@ static const struct gpu_driver TABLE = {
     .bind = context_bind,
     .mem_alloc = mem_alloc,
     .mem_free = mem_free,
+    .mem_info = mem_info,
     .host_alloc = host_alloc,
     .host_free = host_free,
     .host_register = host_register,

@@ -90,6 +90,7 @@ DSK_STATIC_ASSERT(offsetof(struct hip_external_range, flags) == 16, "hipExternal
     X(device_flags, "hipSetDeviceFlags", (unsigned flags))                                                   \
     X(mem_alloc, "hipMalloc", (void **addr_p, size_t bytes))                                                 \
     X(mem_free, "hipFree", (void *addr))                                                                     \
+    X(mem_info, "hipMemGetInfo", (size_t * free_p, size_t * total_p))                                        \
     X(host_alloc, "hipHostMalloc", (void **host_p, size_t bytes, unsigned flags))                            \
     X(host_free, "hipHostFree", (void *host))                                                                \
     X(host_register, "hipHostRegister", (void *host, size_t bytes, unsigned flags))                          \
@@ -310,6 +311,16 @@ static int mem_alloc(const struct gpu_driver *driver, uint64_t bytes, uint64_t *
 static int mem_free(const struct gpu_driver *driver, uint64_t addr)
 {
     return hip(driver)->mem_free(pointer(addr));
+}
+
+static int mem_info(const struct gpu_driver *driver, uint64_t *free_p, uint64_t *total_p)
+{
+    size_t n_free = 0, n_total = 0;
+    int result = hip(driver)->mem_info(&n_free, &n_total);
+
+    *free_p = n_free;
+    *total_p = n_total;
+    return result;
 }
 
 static int host_alloc(const struct gpu_driver *driver, uint64_t bytes, void **host_p)
@@ -642,6 +653,7 @@ static const struct gpu_driver TABLE = {
     .bind = context_bind,
     .mem_alloc = mem_alloc,
     .mem_free = mem_free,
+    .mem_info = mem_info,
     .host_alloc = host_alloc,
     .host_free = host_free,
     .host_register = host_register,

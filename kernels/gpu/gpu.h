@@ -149,7 +149,7 @@ struct gpu_stream {
     uint64_t *slot_table; /* host: finds equal slots of a batch */
     struct gpu_graph graphs[GPU_N_GRAPHS];
     uint64_t graph_clock;
-    uint64_t n_captures; /* counts, for tests */
+    uint64_t n_captures; /* graphs recorded, and launched: those just recorded too */
     uint64_t n_replays;
 };
 
@@ -257,6 +257,7 @@ DSK_MUST_CHECK dsk_status dsk_gpu_graph_run(struct gpu_stream *stream, const str
                                             const struct gpu_attend_plan *plan,
                                             struct gpu_upload_args *upload, struct dsk_err *err);
 void dsk_gpu_graph_drop(struct gpu_stream *stream); /* all of them */
+void dsk_gpu_graph_counts(const struct dsk_stream *stream, uint64_t *n_hits_p, uint64_t *n_misses_p);
 
 /* ---- operations (gpu_ops.c, gpu_attend.c) ------------------------------------------------------- */
 

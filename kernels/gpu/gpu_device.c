@@ -72,6 +72,21 @@ static void mem_free(struct dsk_device *dev, uint64_t addr)
         dsk_log(1, "free of an address that was not allocated addr=0x%llx", (unsigned long long)addr);
 }
 
+static dsk_status mem_usage(struct dsk_device *dev, uint64_t *used_p, uint64_t *free_p)
+{
+    struct gpu_device *gpu = (struct gpu_device *)dev;
+    dsk_status status = dsk_gpu_enter(gpu);
+    uint64_t free_bytes = 0, total = 0;
+
+    if (status == DSK_OK)
+        status = dsk_gpu_status(gpu, gpu->driver.mem_info(&gpu->driver, &free_bytes, &total), "mem_info");
+    if (status != DSK_OK)
+        return status;
+    *free_p = free_bytes;
+    *used_p = total > free_bytes ? total - free_bytes : 0;
+    return DSK_OK;
+}
+
 static dsk_status host_register(struct dsk_device *dev, void *host, uint64_t bytes, uint64_t *addr_p)
 {
     struct gpu_device *gpu = (struct gpu_device *)dev;
@@ -117,11 +132,13 @@ static const struct dsk_op_table GPU_OPS = {
     .close = close_device,
     .mem_alloc = mem_alloc,
     .mem_free = mem_free,
+    .mem_usage = mem_usage,
     .host_register = host_register,
     .host_unregister = host_unregister,
     .stream_create = dsk_gpu_stream_create,
     .stream_destroy = dsk_gpu_stream_destroy,
     .stream_sync = dsk_gpu_stream_sync,
+    .graph_counts = dsk_gpu_graph_counts,
     .event_create = dsk_gpu_event_create,
     .event_destroy = dsk_gpu_event_destroy,
     .event_record = dsk_gpu_event_record,

@@ -66,6 +66,7 @@ struct gpu_driver {
     /* memory */
     int (*mem_alloc)(const struct gpu_driver *driver, uint64_t bytes, uint64_t *addr_p);
     int (*mem_free)(const struct gpu_driver *driver, uint64_t addr);
+    int (*mem_info)(const struct gpu_driver *driver, uint64_t *free_p, uint64_t *total_p); /* bytes */
     int (*host_alloc)(const struct gpu_driver *driver, uint64_t bytes, void **host_p); /* pinned, mapped */
     int (*host_free)(const struct gpu_driver *driver, void *host);
     int (*host_register)(const struct gpu_driver *driver, void *host, uint64_t bytes, uint64_t *addr_p);

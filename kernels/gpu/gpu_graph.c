@@ -25,6 +25,14 @@ void dsk_gpu_graph_drop(struct gpu_stream *stream)
         drop(stream, &stream->graphs[i]);
 }
 
+void dsk_gpu_graph_counts(const struct dsk_stream *base, uint64_t *n_hits_p, uint64_t *n_misses_p)
+{
+    const struct gpu_stream *stream = (const struct gpu_stream *)base;
+
+    *n_misses_p = stream->n_captures;
+    *n_hits_p = stream->n_replays > stream->n_captures ? stream->n_replays - stream->n_captures : 0;
+}
+
 static const struct gpu_launch_dims UPLOAD_DIMS = {.grid = {1, 1, 1}, .block = GPU_UPLOAD_BLOCK};
 
 /* The upload kernel with the least parameters that hold n rows. */

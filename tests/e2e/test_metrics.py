@@ -125,6 +125,8 @@ def histograms_add_up(server, rng):
             equal(counts[-1], metrics[base + "_count"][labels], "count of %s %r" % (base, labels))
             n += counts[-1]
     truth(n > 30, "only %d observations" % n)
+    total = sum(metrics["dsad_device_memory_bytes"].values())
+    equal(total, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), "memory of the device, used and free")
     n_rows = value(metrics, "dsad_batch_rows_sum")
     truth(n_rows >= 30, "only %d rows" % n_rows)
     expect_soon(Http(http_port(server)), "rows answered", n_rows, lambda m: value(m, "dsad_rows_total"))

@@ -35,6 +35,7 @@ START_TEST(device_says_what_it_is)
     const struct dsk_device_info *info;
     const struct dsk_device_config beyond = {.kind = gpu_kit_kind(), .ordinal = 1000};
     struct dsk_device *dev;
+    uint64_t used, n_free;
 
     GPU_OPEN(&g, 0);
     info = dsk_device_get_info(g.dev);
@@ -45,6 +46,12 @@ START_TEST(device_says_what_it_is)
     ck_assert_uint_gt(info->memory_bytes, (uint64_t)1 << 30);
     ck_assert_int_eq(dsk_device_open(&beyond, &dev, &g.err), DSK_E_NO_DEVICE);
     ck_assert_str_eq(g.err.field, "ordinal");
+    /* Others may use the device, so only the sum is sure. */
+    ck_assert_int_eq(dsk_mem_get_usage(g.dev, &used, &n_free), DSK_OK);
+    ck_assert_uint_gt(used, 0);
+    ck_assert_uint_gt(n_free, 0);
+    ck_assert_uint_le(used + n_free, info->memory_bytes);
+    ck_assert_int_eq(dsk_mem_get_usage(g.dev, NULL, &n_free), DSK_E_BAD_ARGUMENT);
     gpu_close(&g);
 }
 END_TEST

@@ -125,6 +125,7 @@ START_TEST(replay_sees_every_change)
     enum { n_changes = 10 };
     struct gpu g, direct;
     struct kit_pool pool, other;
+    uint64_t n_hits, n_misses;
 
     GPU_OPEN_ATTEND(&g, _i ? DSK_DEVICE_PORTABLE : 0);
     GPU_OPEN_ATTEND(&direct, DSK_DEVICE_NO_GRAPHS | (_i ? DSK_DEVICE_PORTABLE : 0));
@@ -188,6 +189,9 @@ START_TEST(replay_sees_every_change)
     ck_assert_uint_eq(replays(&g), n_changes);
     ck_assert_uint_le(captures(&g), 2); /* four rows are a bucket of their own */
     ck_assert_uint_eq(captures(&direct), 0);
+    dsk_stream_get_graph_counts(g.s, &n_hits, &n_misses);
+    ck_assert_uint_eq(n_misses, captures(&g));
+    ck_assert_uint_eq(n_hits + n_misses, n_changes);
     gpu_close(&g);
     gpu_close(&direct);
 }
