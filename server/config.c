@@ -42,7 +42,7 @@ static const struct option_row options[] = {
     TEXT("http", http, "", NULL, "plain HTTP on host:port: /startupz, /readyz, /livez, /metrics"),
     TEXT("health", health, "", NULL, "plain gRPC on host:port that answers grpc.health.v1 alone, for probes"),
 
-    TEXT("device", device, "cpu", "Serving", "device kind that holds the KV pool: cpu, cuda"),
+    TEXT("device", device, "cpu", "Serving", "device kind that holds the KV pool: cpu, cuda, hip"),
     NUMBER(OPT_UINT, "device-ordinal", device_ordinal, "0", 0, 63, NULL, "which device of its kind"),
     TEXT("layout", layout, "scaled_512_64", NULL,
          "row layout: scaled_512_64, scaled_512_0, scaled_256_0, bf16_576, bf16_512, bf16_256, raw_512_64"),

@@ -22,7 +22,7 @@ struct srv_config {
     char http[64];   /* "host:port" of probes and metrics over HTTP, or "" */
     char health[64]; /* "host:port" of gRPC health alone, or "" */
     /* what it serves */
-    char device[16]; /* "cpu" or "cuda" */
+    char device[16]; /* "cpu", "cuda" or "hip" */
     uint64_t device_ordinal;
     char layout[32];        /* name of the pool's layout */
     char decode_layout[32]; /* "" = layout; a pool has one layout, so another one is refused */

@@ -81,7 +81,9 @@ static uint32_t host_tiers(const struct srv_config *config)
 /* The rules have refused kinds that are not served. */
 static int32_t device_kind(const struct srv_config *config)
 {
-    return strcmp(config->device, "cuda") == 0 ? DSK_DEVICE_CUDA : DSK_DEVICE_CPU;
+    return strcmp(config->device, "cuda") == 0  ? DSK_DEVICE_CUDA
+           : strcmp(config->device, "hip") == 0 ? DSK_DEVICE_HIP
+                                                : DSK_DEVICE_CPU;
 }
 
 static dsa_status find_layout(const char *flag, const char *name, uint32_t *id_p, struct srv_err *err)

@@ -164,7 +164,7 @@ void svc_get_capabilities(struct rpc_call *call, const uint8_t *bytes, size_t n)
     fill_rules(c);
     c->message.limits = &c->limits;
     c->message.version = text(svc->version);
-    c->message.build = text("cpu, cuda; " __VERSION__);
+    c->message.build = text("cpu, cuda, hip; " __VERSION__);
     c->message.n_features = sizeof(features) / sizeof(features[0]);
     c->message.features = features;
     c->message.physical_indices = svc->config->physical_indices;

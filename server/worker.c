@@ -410,14 +410,19 @@ static dsa_status take_device_memory(struct worker_state *w, struct srv_err *err
     return open_stages(w, launch_rows, err);
 }
 
+/* A device that has no attend kernel for the pool's layout is refused now rather than at the first request. */
 static dsa_status open_device(struct worker_state *w, struct srv_err *err)
 {
+    const struct dsk_attend_shape least = {
+        .layout = w->config.layout, .h_q = 1, .topk = 1, .out_dtype = DSK_DTYPE_BF16};
     struct dsk_err cause;
 
     w->layout = dsk_layout_get(w->config.layout);
     if (!w->layout)
         return srv_fail(err, DSA_E_BAD_LAYOUT, "layout", "%" PRIu32, w->config.layout, "unknown layout id");
     if (dsk_device_open(&w->config.device, &w->device, &cause) != DSK_OK)
+        return srv_fail_dsk(err, &cause, "device.");
+    if (!dsk_supports(w->device, &least, &cause))
         return srv_fail_dsk(err, &cause, "device.");
     if (dsk_stream_create(w->device, &w->stream) != DSK_OK)
         return srv_fail(err, DSA_E_NO_MEMORY, "device", "%s", "", "cannot create a stream");

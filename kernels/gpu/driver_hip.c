@@ -25,9 +25,10 @@ struct hip_props_place {
     size_t uuid; /* 0: it has none */
     size_t memory, shared, wave, units, cache, arch;
 };
-static const struct hip_props_place PROPS_R0600 = {256, 288, 296, 308,
-                                                   388, 616, 1160}; /* ROCm 6.0: 1472 bytes */
-static const struct hip_props_place PROPS_R0000 = {0, 256, 264, 276, 336, 340, 396}; /* ROCm 5.2: 792 bytes */
+static const struct hip_props_place PROPS_R0600 = {0x100, 0x120, 0x128, 0x134,
+                                                   0x184, 0x268, 0x488}; /* ROCm 6.0 */
+static const struct hip_props_place PROPS_R0000 = {0,     0x100, 0x108, 0x114,
+                                                   0x150, 0x154, 0x18c}; /* ROCm 5.2 */
 
 #define HIP_PROPS_BYTES 4096 /* room for what a later library may add */
 #define HIP_ARCH_BYTES  256

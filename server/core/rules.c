@@ -34,6 +34,7 @@
 static const struct srv_rule table[] = {
     ALL_LAYOUTS("cpu", "served on the CPU: bf16 q as wide as the layout's rows, 1 to 128 heads"),
     ALL_LAYOUTS("cuda", "served on NVIDIA GPUs: bf16 q as wide as the layout's rows, 1 to 128 heads"),
+    ALL_LAYOUTS("hip", "served on AMD GPUs: bf16 q as wide as the layout's rows, 1 to 128 heads"),
     {
         .name = "pool_layout_agrees",
         .when_layouts_differ = true,
@@ -52,9 +53,10 @@ static const struct srv_rule table[] = {
         .reason = "a sequence that is sharded over ranks is not served on GPUs yet",
     },
     {
-        .name = "hip_not_in_this_build",
+        .name = "hip_no_context_parallel",
         .device_kind = "hip",
-        .reason = "this build has no HIP kernels",
+        .min_context_parallel = 2,
+        .reason = "a sequence that is sharded over ranks is not served on GPUs yet",
     },
 };
 

@@ -94,8 +94,26 @@ static const struct attend_case attend_cases[] = {
      {"cuda", L_RAW, BF16, 576, 8, DECODE, 2, NO_TIER},
      "context_parallel",
      "2"},
-    {"hip_not_in_this_build", true, {"cpu", L_RAW, BF16, 576, 8, DECODE, 1, NO_TIER}, NULL, NULL},
-    {"hip_not_in_this_build", false, {"hip", L_RAW, BF16, 576, 8, DECODE, 1, NO_TIER}, "device", "hip"},
+    {"hip_scaled_512_64", true, {"hip", L_512_64, BF16, 576, 64, DECODE, 1, MEMFD}, NULL, NULL},
+    {"hip_scaled_512_64", false, {"hip", L_512_64, BF16, 512, 64, DECODE, 1, MEMFD}, "d_qk", "512"},
+    {"hip_scaled_512_0", true, {"hip", L_512_0, BF16, 512, 16, DECODE, 1, MEMFD}, NULL, NULL},
+    {"hip_scaled_512_0", false, {"hip", L_512_0, BF16, 576, 16, DECODE, 1, MEMFD}, "d_qk", "576"},
+    {"hip_scaled_256_0", true, {"hip", L_256_0, BF16, 256, 8, PREFILL, 1, MEMFD}, NULL, NULL},
+    {"hip_scaled_256_0", false, {"hip", L_256_0, BF16, 256, 129, PREFILL, 1, MEMFD}, "heads", "129"},
+    {"hip_bf16_576", true, {"hip", L_B576, BF16, 576, 128, PREFILL, 1, MEMFD}, NULL, NULL},
+    {"hip_bf16_576", false, {"hip", L_B576, F32, 576, 128, PREFILL, 1, MEMFD}, "q.dtype", "f32 (2)"},
+    {"hip_bf16_512", true, {"hip", L_B512, BF16, 512, 8, PREFILL, 1, NO_TIER}, NULL, NULL},
+    {"hip_bf16_512", false, {"hip", L_B512, BF16, 511, 8, PREFILL, 1, NO_TIER}, "d_qk", "511"},
+    {"hip_bf16_256", true, {"hip", L_B256, BF16, 256, 8, DECODE, 1, NO_TIER}, NULL, NULL},
+    {"hip_bf16_256", false, {"hip", L_B256, BF16, 255, 8, DECODE, 1, NO_TIER}, "d_qk", "255"},
+    {"hip_raw_512_64", true, {"hip", L_RAW, BF16, 576, 8, DECODE, 1, NO_TIER}, NULL, NULL},
+    {"hip_raw_512_64", false, {"hip", L_RAW, BF16, 512, 8, DECODE, 1, NO_TIER}, "d_qk", "512"},
+    {"hip_no_context_parallel", true, {"hip", L_RAW, BF16, 576, 8, DECODE, 1, NO_TIER}, NULL, NULL},
+    {"hip_no_context_parallel",
+     false,
+     {"hip", L_RAW, BF16, 576, 8, DECODE, 2, NO_TIER},
+     "context_parallel",
+     "2"},
 };
 #define N_ATTEND_CASES (sizeof(attend_cases) / sizeof(attend_cases[0]))
 
@@ -124,7 +142,8 @@ static const struct config_case config_cases[] = {
     {"cpu_no_context_parallel", false, {"cpu", L_512_64, L_512_64, 8, MEMFD}, "context_parallel", "8"},
     {"cuda_scaled_512_64", true, {"cuda", L_512_64, L_512_64, 1, MEMFD}, NULL, NULL},
     {"cuda_no_context_parallel", false, {"cuda", L_512_64, L_512_64, 4, MEMFD}, "context_parallel", "4"},
-    {"hip_not_in_this_build", false, {"hip", L_512_64, L_512_64, 1, NO_TIER}, "device", "hip"},
+    {"hip_scaled_512_64", true, {"hip", L_512_64, L_512_64, 1, MEMFD}, NULL, NULL},
+    {"hip_no_context_parallel", false, {"hip", L_512_64, L_512_64, 2, MEMFD}, "context_parallel", "2"},
 };
 #define N_CONFIG_CASES (sizeof(config_cases) / sizeof(config_cases[0]))
 

@@ -399,7 +399,7 @@ def rules_refuse_by_name(server, rng):
 def start_up_refuses_what_no_rule_serves(env, rng):
     for flags, words in (
         ({"layout": "scaled_512_0", "decode-layout": "bf16_512"}, ("pool_layout_agrees", "scaled_512_0")),
-        ({"device": "hip"}, ("hip_not_in_this_build",)),
+        ({"device": "hip", "context-parallel": "2"}, ("hip_no_context_parallel", "2")),
         ({"context-parallel": "2"}, ("cpu_no_context_parallel", "2")),
         ({"layout": "scaled_999"}, ("layout", "scaled_999")),
         ({"layout": ""}, ("layout",)),

@@ -1,10 +1,12 @@
 /* The GPU backends' rows, lists, merge, memory and faults against the CPU's, bit for bit where the
  * contract says so. Attend and graphs: test_gpu_attend.c. Without a device each test is skipped and says
  * why. */
+#include <fcntl.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "gpu_kit.h"
 
@@ -564,6 +566,37 @@ START_TEST(registered_host_memory_is_read_and_written)
 }
 END_TEST
 
+/* What is written through one mapping is read through another, also after the first is gone; strangers' descriptors are
+ * refused and the device lives on. */
+START_TEST(memory_is_shared_by_descriptor)
+{
+    struct gpu g;
+    struct gpu_share mine, theirs, none;
+    uint32_t words[2] = {0x12345678, 0};
+    int fd, null = open("/dev/null", O_RDWR);
+
+    GPU_OPEN(&g, 0);
+    gpu_must(&g, dsk_gpu_share_alloc(g.dev, 100000, &mine, &g.err));
+    ck_assert_uint_ge(mine.bytes, 100000);
+    gpu_must(&g, dsk_gpu_share_export(g.dev, &mine, &fd, &g.err));
+    ck_assert_int_ge(fd, 0);
+    gpu_must(&g, dsk_gpu_share_import(g.dev, fd, mine.bytes, &theirs, &g.err));
+    ck_assert_int_eq(dsk_gpu_share_import(g.dev, fd, 1000 * mine.bytes, &none, &g.err), DSK_E_UNSUPPORTED);
+    ck_assert_int_eq(dsk_gpu_share_import(g.dev, null, 4096, &none, &g.err), DSK_E_UNSUPPORTED);
+    ck_assert_str_eq(g.err.field, "fd");
+    close(fd);
+    close(null);
+    ck_assert_uint_ne(mine.addr, theirs.addr);
+    gpu_must(&g, dsk_copy_in(g.s, mine.addr + 99996, &words[0], 4));
+    gpu_must(&g, dsk_stream_sync(g.s));
+    dsk_gpu_share_free(g.dev, &mine);
+    gpu_download(&g, &words[1], theirs.addr + 99996, 4);
+    ck_assert_uint_eq(words[0], words[1]);
+    dsk_gpu_share_free(g.dev, &theirs);
+    gpu_close(&g);
+}
+END_TEST
+
 /* ---- faults ------------------------------------------------------------------------------------ */
 
 START_TEST(fault_retires_the_device_alone)
@@ -628,6 +661,7 @@ int test_suites(Suite **suites_p, int max)
     tcase_add_test(c, single_part_passes_bit_for_bit);
     tcase_add_loop_test(c, pool_beyond_four_gigabytes, 1, DSK_LAYOUT_COUNT);
     tcase_add_test(c, registered_host_memory_is_read_and_written);
+    tcase_add_test(c, memory_is_shared_by_descriptor);
     tcase_add_test(c, fault_retires_the_device_alone);
     suite_add_tcase(suite, c);
     suites_p[0] = suite;
