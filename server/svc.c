@@ -94,6 +94,9 @@ dsa_status svc_lease_find(struct svc *svc, const ProtobufCBinaryData *token, str
 
     if (rc == DSA_OK)
         *lease_p = session->stream;
+    else if (
+        svc->is_draining) /* it may have been ended for that, which is nothing that the client did wrong */
+        return srv_fail(err, DSA_E_DRAINING, "session", "%s", "", "the server is going down");
     return rc;
 }
 

@@ -189,13 +189,12 @@ def sigterm_under_load(env, rng):
                     n_good += 1
                 s.append(sequence, random_rows(mine, 1))
         except Refused as refused:
-            if refused.status.reason not in ("DRAINING", "NO_SESSION"):
+            if refused.status.reason != "DRAINING":
                 problems.append(refused)
         except grpc.RpcError as error:
             if error.code() not in (
                 grpc.StatusCode.UNAVAILABLE,
                 grpc.StatusCode.CANCELLED,
-                grpc.StatusCode.UNAUTHENTICATED,
             ):
                 problems.append(error)
         except Failure as failed:
