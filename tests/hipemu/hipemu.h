@@ -95,6 +95,7 @@ enum matrix_kind { MATRIX_FP8, MATRIX_BF16, MATRIX_F8F6F4 };
 /* conversions of the emulated chip; the chip is the translation unit's */
 float from_fp8(uint8_t byte, bool is_fnuz);
 uint32_t to_fp8_pair(float lo, float hi, uint32_t old, bool is_high, bool is_fnuz);
+uint32_t to_bf16_pair(float lo, float hi); /* nearest even */
 
 template <class T> struct bare_of {
     typedef T type;
@@ -156,9 +157,9 @@ typedef float pair __attribute__((vector_size(8)));
 
 /* ---- what device.hiph takes from clang's HIP mode ------------------------------------------- */
 
-#define DEV               static inline __attribute__((always_inline, unused))
-#define LDS_POINTER(p)    ((void *)(p))
-#define GLOBAL_POINTER(p) ((const void *)(p))
+#define DEV        static inline __attribute__((always_inline, unused))
+#define DEV_MEMBER static
+#define GLOBAL
 #define SHARED(type, name)                                                                                   \
     static char hipemu_site_##name;                                                                          \
     type &name = *(type *)hipemu::lds(&hipemu_site_##name, sizeof(type))
@@ -242,6 +243,11 @@ typedef float pair __attribute__((vector_size(8)));
 #define __builtin_amdgcn_cvt_pk_f32_fp8(word, is_high)                                                       \
     (hipemu::pair{hipemu::from_fp8((uint8_t)((uint32_t)(word) >> ((is_high) ? 16 : 0)), HIPEMU_FNUZ),        \
                   hipemu::from_fp8((uint8_t)((uint32_t)(word) >> ((is_high) ? 24 : 8)), HIPEMU_FNUZ)})
+/* Two bf16 in a word; the scale is a power of two. gfx950 alone has it. */
+#define __builtin_amdgcn_cvt_scalef32_pk_bf16_fp8(word, scale, is_high)                                      \
+    hipemu::to_bf16_pair(                                                                                    \
+        hipemu::from_fp8((uint8_t)((uint32_t)(word) >> ((is_high) ? 16 : 0)), false) * (scale),              \
+        hipemu::from_fp8((uint8_t)((uint32_t)(word) >> ((is_high) ? 24 : 8)), false) * (scale))
 #define __builtin_amdgcn_cvt_pk_fp8_f32(lo, hi, old, is_high)                                                \
     ((int)hipemu::to_fp8_pair(lo, hi, (uint32_t)(old), is_high, HIPEMU_FNUZ))
 #define __builtin_amdgcn_global_load_lds(from, to, bytes, offset, aux) hipemu::copy_async(from, to, bytes)
@@ -274,6 +280,7 @@ static inline uint32_t hipemu_perm(uint32_t hi, uint32_t lo, uint32_t select)
 
 #define __HIP_MEMORY_SCOPE_WORKGROUP               3
 #define __HIP_MEMORY_SCOPE_AGENT                   4
+#define __hip_atomic_load(p, order, scope)         (*(p))
 #define __hip_atomic_fetch_add(p, x, order, scope) hipemu::fetch_add(p, x)
 #define __hip_atomic_fetch_min(p, x, order, scope) hipemu::fetch_min(p, x)
 

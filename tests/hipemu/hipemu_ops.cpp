@@ -80,6 +80,19 @@ uint32_t to_fp8_pair(float lo, float hi, uint32_t old, bool is_high, bool is_fnu
     return is_high ? (old & 0xffffu) | both << 16 : (old & 0xffff0000u) | both;
 }
 
+static uint32_t to_bf16(float x)
+{
+    uint32_t bits;
+
+    memcpy(&bits, &x, sizeof(bits));
+    return x != x ? bits >> 16 | 0x40 : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+}
+
+uint32_t to_bf16_pair(float lo, float hi)
+{
+    return to_bf16(lo) | to_bf16(hi) << 16;
+}
+
 /* ---- exchanges ------------------------------------------------------------------------------ */
 
 void run_nothing(wave &w, const int *imm)

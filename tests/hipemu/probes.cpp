@@ -23,7 +23,7 @@ KERNEL(64, 1, probe_exchanges, probe_args, args)
     out[3 * 64] = bits_of(from_other_half(float_of(x)));
     out[4 * 64] = sum_of_half(x);
     out[5 * 64] = max_of_row(x);
-    out[6 * 64] = (uint32_t)broadcast64<9>(x);
+    out[6 * 64] = (uint32_t)broadcast64(x, 9);
     out[7 * 64] = (uint32_t)__builtin_amdgcn_ballot_w64((x & 1) != 0);
     out[8 * 64] = (uint32_t)__builtin_amdgcn_update_dpp(77, (int)x, 0x111, 0xf, 0xf, false); // row_shr:1
 }
