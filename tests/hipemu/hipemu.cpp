@@ -445,16 +445,22 @@ void hipemu_launch(const struct hipemu_kernel *kernel, const uint32_t grid[3], u
 
 /* ---- for C ------------------------------------------------------------------------------------ */
 
-void hipemu_run(const char *target, const char *name, uint32_t grid_x, uint32_t grid_y, uint32_t block, const void *param)
+void hipemu_run_grid(const char *target, const char *name, const uint32_t grid[3], uint32_t block, const void *param)
 {
     const hipemu_kernel *kernel = hipemu_find(target, name);
-    const uint32_t grid[3] = {grid_x, grid_y, 1};
 
     if (kernel == nullptr) {
         fprintf(stderr, "hipemu: %s has no kernel %s\n", target, name);
         abort();
     }
     hipemu_launch(kernel, grid, block, 0, param);
+}
+
+void hipemu_run(const char *target, const char *name, uint32_t grid_x, uint32_t grid_y, uint32_t block, const void *param)
+{
+    const uint32_t grid[3] = {grid_x, grid_y, 1};
+
+    hipemu_run_grid(target, name, grid, block, param);
 }
 
 void hipemu_set(int order, int pattern)

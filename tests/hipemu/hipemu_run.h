@@ -13,6 +13,10 @@ extern "C" {
 void hipemu_run(const char *target, const char *kernel, uint32_t grid_x, uint32_t grid_y, uint32_t block,
                 const void *param);
 
+/* The same with all three extents of the grid. */
+void hipemu_run_grid(const char *target, const char *kernel, const uint32_t grid[3], uint32_t block,
+                     const void *param);
+
 /* order: 1 first wave and lane first, 2 last first, 0 alternating from launch to launch. pattern: what LDS holds before a
  * block; -1 alternating. */
 void hipemu_set(int order, int pattern);

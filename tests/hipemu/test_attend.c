@@ -1,0 +1,485 @@
+/* The HIP attend kernels, in the emulator, against float64 over the dequantised rows, on both chips. Sizes are what the emulator
+ * does in reasonable time: the README says which. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "gpu_kit.h"
+#include "hipemu_run.h"
+#include "kernels/gpu/gpu_args.h"
+#include "kernels/hip/attend.h"
+
+static const char *const targets[] = {"gfx942", "gfx950"};
+
+/* Loop tests run over chips and layouts. */
+#define N_LOOPS     (2 * (DSK_LAYOUT_COUNT - 1))
+#define LOOP_TARGET targets[_i % 2]
+#define LOOP_LAYOUT ((uint32_t)(1 + _i / 2))
+
+/* ---- a launch, as the host makes it ------------------------------------------------------------ */
+
+struct run {
+    struct kit_attend *a;
+    int n_splits;
+    int heads;   /* of a block; 0: as the host chooses */
+    int padding; /* rows beyond the real ones */
+};
+
+struct results {
+    uint8_t *out;
+    float *lse;
+    uint32_t *n_bad;
+    int64_t out_bytes, lse_bytes;
+};
+
+static struct results make_results(struct kit *k, const struct kit_attend *a)
+{
+    const int64_t n = (int64_t)a->n_rows * a->h_q;
+    struct results r = {.out_bytes = n * a->pool->layout->d_v * (a->out_dtype == DSK_DTYPE_F32 ? 4 : 2),
+                        .lse_bytes = 4 * n};
+
+    r.out = kit_alloc(k, r.out_bytes + 4);
+    r.lse = kit_alloc(k, r.lse_bytes);
+    r.n_bad = kit_alloc(k, 4 * (int64_t)a->n_rows);
+    return r;
+}
+
+static void fill_rows(const struct dsk_attend_seg *seg, struct dsk_attend_row *rows)
+{
+    for (int i = 0; i < seg->n_rows; i++)
+        rows[i] = (struct dsk_attend_row){.q = seg->q + (uint64_t)(i * seg->q_row_bytes),
+                                          .out = seg->out + (uint64_t)(i * seg->out_row_bytes),
+                                          .lse = seg->lse + (uint64_t)(i * seg->lse_row_bytes),
+                                          .indices = seg->indices + (uint64_t)(i * seg->indices_row_bytes),
+                                          .length = seg->lengths == 0 ? 0 : seg->lengths + 4 * (uint64_t)i,
+                                          .sink = seg->sink,
+                                          .table = seg->space == DSK_SPACE_LOGICAL ? seg->table : 0,
+                                          .n_bad = seg->n_bad + 4 * (uint64_t)i,
+                                          .q_head_bytes = seg->q_head_bytes,
+                                          .out_head_bytes = seg->out_head_bytes,
+                                          .topk = seg->topk,
+                                          .space = seg->space,
+                                          .n_table = seg->n_table,
+                                          .seq_len = seg->seq_len,
+                                          .softmax_scale = seg->softmax_scale};
+}
+
+static int heads_of(const struct run *run)
+{
+    if (run->heads != 0)
+        return run->heads;
+    return run->a->h_q <= 2 * ATTEND_HIP_FEW_HEADS ? ATTEND_HIP_FEW_HEADS : ATTEND_HIP_MANY_HEADS;
+}
+
+/* offset: bytes by which out misses its alignment. Scratch holds NaN and junk at first. */
+static void emulate(struct kit *k, const struct run *run, const char *target, int offset,
+                    const struct results *to)
+{
+    struct kit_attend *a = run->a;
+    const int n_rows = a->n_rows + run->padding, heads = heads_of(run);
+    const int64_t n_parts = (int64_t)n_rows * run->n_splits;
+    const int entries = ((a->topk + run->n_splits - 1) / run->n_splits + 63) / 64 * 64;
+    struct dsk_attend_seg seg = kit_attend_seg(k, a);
+    struct dsk_attend_row *rows = calloc((size_t)n_rows, sizeof(*rows));
+    const size_t part_bytes = 4 * (size_t)n_parts * (size_t)a->h_q * (size_t)a->pool->layout->d_v;
+    float *part_out = malloc(part_bytes), *part_lse = malloc(4 * (size_t)n_parts * (size_t)a->h_q);
+    uint32_t *part_ref = malloc(4 * (size_t)n_parts);
+    struct dsk_attend_block block;
+    const uint64_t param = kit_addr(&block);
+    char name[64];
+
+    ck_assert(rows && part_out && part_lse && part_ref);
+    memset(part_out, 0xff, part_bytes);
+    seg.out = kit_addr(to->out) + (uint64_t)offset;
+    seg.lse = kit_addr(to->lse);
+    seg.n_bad = kit_addr(to->n_bad);
+    fill_rows(&seg, rows);
+    block = (struct dsk_attend_block){.kv = a->pool->kv,
+                                      .rows = kit_addr(rows),
+                                      .part_out = kit_addr(part_out),
+                                      .part_lse = kit_addr(part_lse),
+                                      .part_ref = kit_addr(part_ref),
+                                      .n_rows = n_rows,
+                                      .h_q = a->h_q,
+                                      .out_dtype = a->out_dtype,
+                                      .flags = a->flags,
+                                      .n_splits = run->n_splits,
+                                      .split_entries = entries};
+    snprintf(name, sizeof(name), "attend_%s_h%d", a->pool->layout->name, heads);
+    hipemu_run_grid(target, name,
+                    (const uint32_t[]){(uint32_t)n_rows, (uint32_t)((a->h_q + heads - 1) / heads),
+                                       (uint32_t)run->n_splits},
+                    ATTEND_HIP_THREADS, &param);
+    if (run->n_splits > 1)
+        hipemu_run_grid(target, "attend_combine", (const uint32_t[]){(uint32_t)n_rows, (uint32_t)a->h_q, 1},
+                        ATTEND_HIP_COMBINE_THREADS, &param);
+    free(rows);
+    free(part_out);
+    free(part_lse);
+    free(part_ref);
+}
+
+static void compare(const struct run *run, const char *target, int offset, const struct results *got)
+{
+    const struct kit_attend *a = run->a;
+    const struct ref64_attend ref = {.layout = a->pool->layout,
+                                     .pool = a->pool->bytes,
+                                     .page_pitch_bytes = a->pool->kv.page_pitch_bytes,
+                                     .n_slots = a->pool->kv.n_slots,
+                                     .raw_scale = a->pool->kv.raw_scale,
+                                     .q = a->q,
+                                     .indices = a->indices,
+                                     .lengths = a->lengths,
+                                     .sink = a->sink,
+                                     .table = a->table,
+                                     .n_table = a->n_table,
+                                     .seq_len = a->seq_len,
+                                     .n_rows = a->n_rows,
+                                     .topk = a->topk,
+                                     .h_q = a->h_q,
+                                     .softmax_scale = (double)a->scale};
+    const int64_t n = (int64_t)a->n_rows * a->h_q, n_out = n * a->pool->layout->d_v;
+    double *out = malloc((size_t)n_out * sizeof(*out)), *lse = malloc((size_t)n * sizeof(*lse));
+    float *values = malloc((size_t)n_out * sizeof(*values));
+    uint16_t *bits = malloc((size_t)n_out * sizeof(*bits));
+    uint32_t *n_bad = malloc((size_t)a->n_rows * sizeof(*n_bad));
+    char what[160];
+
+    ck_assert(out && lse && values && bits && n_bad && ref64_attend(&ref, out, lse, n_bad) == 0);
+    if (a->out_dtype == DSK_DTYPE_F32) {
+        memcpy(values, got->out + offset, (size_t)n_out * 4);
+    } else {
+        memcpy(bits, got->out + offset, (size_t)n_out * 2);
+        ref64_bf16_to_f32(bits, values, n_out);
+    }
+    snprintf(what, sizeof(what), "%s %s heads %d by %d rows %d width %d splits %d", target,
+             a->pool->layout->name, a->h_q, heads_of(run), a->n_rows, a->topk, run->n_splits);
+    kit_expect_out(values, out, n_out, what);
+    kit_expect_lse(got->lse, lse, n, what);
+    for (int t = 0; t < a->n_rows; t++)
+        KIT_EXPECT(got->n_bad[t] == n_bad[t], "%s: n_bad[%d] is %u, not %u", what, t, got->n_bad[t],
+                   n_bad[t]);
+    free(out);
+    free(lse);
+    free(values);
+    free(bits);
+    free(n_bad);
+}
+
+/* Against float64; then once more with the waves in the other order and other junk in LDS, bit for bit. */
+static void check_at(struct kit *k, const struct run *run, const char *target, int offset, bool is_repeated)
+{
+    const struct results first = make_results(k, run->a), second = make_results(k, run->a);
+
+    hipemu_set(1, 0xff);
+    emulate(k, run, target, offset, &first);
+    compare(run, target, offset, &first);
+    if (!is_repeated)
+        return;
+    hipemu_set(2, 0x3c);
+    emulate(k, run, target, offset, &second);
+    gpu_expect_bytes(second.out + offset, first.out + offset, first.out_bytes, "out of the repeat");
+    gpu_expect_bytes(second.lse, first.lse, first.lse_bytes, "lse of the repeat");
+}
+
+static void check(struct kit *k, const struct run *run, const char *target)
+{
+    check_at(k, run, target, 0, true);
+}
+
+static struct kit_attend shape(struct kit *k, struct kit_pool *pool, int n_rows, int h_q, int topk)
+{
+    return (struct kit_attend){.pool = pool,
+                               .n_rows = n_rows,
+                               .topk = topk,
+                               .h_q = h_q,
+                               .q = kit_bf16_normal(k, (int64_t)n_rows * h_q * pool->layout->d_qk, 0.5),
+                               .indices = kit_indices(k, (int64_t)n_rows * topk, pool->kv.n_slots, 20),
+                               .scale = 0.05f,
+                               .out_dtype = DSK_DTYPE_BF16};
+}
+
+/* ---- tests ------------------------------------------------------------------------------------- */
+
+/* Every layout and number of heads, with splits, lengths, sinks, page tables, both output types and padding in turn. */
+START_TEST(attend_matches_float64)
+{
+    static const struct {
+        int n_rows, h_q, topk, n_splits, heads, offset;
+    } shapes[] = {{1, 64, 100, 1, 0, 0}, {2, 16, 300, 3, 0, 0}, {3, 8, 65, 1, 0, 2},  {1, 1, 1, 1, 0, 0},
+                  {1, 72, 130, 2, 0, 0}, {8, 8, 40, 1, 0, 0},   {17, 1, 33, 1, 0, 0}, {1, 24, 90, 1, 64, 0}};
+    struct kit k;
+    struct kit_pool pool;
+
+    KIT_OPEN(&k, DSK_ISA_AUTO, 1);
+    kit_pool_make(&k, &pool, LOOP_LAYOUT, 700, 2);
+    for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
+        struct kit_attend a = shape(&k, &pool, shapes[i].n_rows, shapes[i].h_q, shapes[i].topk);
+        int32_t lengths[17], table[12];
+        float sink[128];
+
+        for (int t = 0; t < 17; t++)
+            lengths[t] = (int32_t)ref64_rng_below(&k.rng, a.topk + 10) - 5;
+        for (int h = 0; h < 128; h++)
+            sink[h] = h % 5 == 0 ? -INFINITY : h % 7 == 0 ? INFINITY : (float)ref64_rng_normal(&k.rng);
+        for (int p = 0; p < 12; p++)
+            table[p] = p == 4 ? -1 : p == 7 ? 11 : (int32_t)((p * 7 + 3) % 11);
+        a.lengths = i % 2 ? lengths : NULL;
+        a.sink = i % 3 == 1 ? sink : NULL;
+        if (i % 4 == 2) {
+            a.table = table;
+            a.n_table = 12;
+            a.seq_len = 690;
+        }
+        a.out_dtype = i % 2 ? DSK_DTYPE_F32 : DSK_DTYPE_BF16;
+        if (a.topk > 1)
+            a.indices[0] = INT32_MAX; /* counted, unless it is not live */
+        check_at(&k, &(struct run){&a, shapes[i].n_splits, shapes[i].heads, (int)i % 2}, LOOP_TARGET,
+                 shapes[i].offset, i % 2 == 0);
+    }
+    kit_close(&k);
+}
+END_TEST
+
+/* 2051 entries padded to 2112 by -1, and 2048; one row of 64 heads where there is time. */
+START_TEST(full_widths)
+{
+    static const struct {
+        uint32_t layout;
+        int n_rows, h_q, topk, n_live, n_splits;
+    } shapes[] = {{DSK_LAYOUT_SCALED_512_64, 1, 64, 2112, 2051, 1},
+                  {DSK_LAYOUT_SCALED_512_0, 1, 16, 2112, 2051, 4},
+                  {DSK_LAYOUT_SCALED_256_0, 8, 16, 2112, 2051, 1},
+                  {DSK_LAYOUT_BF16_576, 1, 8, 2048, 2048, 2},
+                  {DSK_LAYOUT_SCALED_512_64, 17, 16, 2112, 2051, 1}};
+    const int i = _i / 2;
+    const int n_rows = KIT_SIZE(shapes[i].n_rows, 1), h_q = KIT_SIZE(shapes[i].h_q, 8);
+    struct kit k;
+    struct kit_pool pool;
+
+    KIT_OPEN(&k, DSK_ISA_AUTO, 1);
+    kit_pool_make(&k, &pool, shapes[i].layout, 4000, 1);
+    struct kit_attend a = shape(&k, &pool, n_rows, h_q, shapes[i].topk);
+    for (int t = 0; t < n_rows; t++) {
+        for (int j = 0; j < a.topk; j++)
+            a.indices[t * a.topk + j] = j < shapes[i].n_live ? (int32_t)ref64_rng_below(&k.rng, 4000) : -1;
+    }
+    check_at(&k, &(struct run){&a, shapes[i].n_splits, 0, 0}, LOOP_TARGET, 0, false);
+    kit_close(&k);
+}
+END_TEST
+
+/* Slots that no list names, slots past the pool, and an empty row. */
+START_TEST(rows_that_nothing_names_do_no_harm)
+{
+    struct kit k;
+    struct kit_pool pool;
+
+    KIT_OPEN(&k, DSK_ISA_AUTO, 1);
+    kit_pool_make(&k, &pool, LOOP_LAYOUT, 320, 1);
+    kit_poison_row(&pool, 0);
+    for (int64_t slot = 300; slot < 320; slot++)
+        kit_poison_row(&pool, slot);
+    pool.kv.n_slots = 300;
+    struct kit_attend a = shape(&k, &pool, 4, 16, 150);
+    for (int i = 0; i < 4 * 150; i++) {
+        if (a.indices[i] == 0)
+            a.indices[i] = -1;
+        if (i % 13 == 0)
+            a.indices[i] = 300 + i % 20;
+        if (i / 150 == 2)
+            a.indices[i] = -1;
+    }
+    check(&k, &(struct run){&a, 1 + _i % 2, _i % 4 < 2 ? 16 : 64, 0}, LOOP_TARGET);
+    kit_close(&k);
+}
+END_TEST
+
+/* Rows of -1 alone, a length of 0, and scratch full of NaN: +0 and -inf, to the bit. */
+START_TEST(empty_rows_give_zero)
+{
+    int32_t lengths[3] = {100, 0, -7};
+    struct kit k;
+    struct kit_pool pool;
+
+    KIT_OPEN(&k, DSK_ISA_AUTO, 1);
+    kit_pool_make(&k, &pool, LOOP_LAYOUT, 64, 1);
+    struct kit_attend a = shape(&k, &pool, 3, 8, 200);
+    a.out_dtype = DSK_DTYPE_F32;
+    a.lengths = lengths;
+    for (int i = 0; i < 200; i++)
+        a.indices[i] = -1;
+    for (int n_splits = 1; n_splits <= 2; n_splits++) {
+        const struct results r = make_results(&k, &a);
+
+        emulate(&k, &(struct run){&a, n_splits, 0, 0}, LOOP_TARGET, 0, &r);
+        for (int64_t i = 0; i < r.out_bytes; i++)
+            KIT_EXPECT(r.out[i] == 0, "byte %lld of an empty row is %02x", (long long)i, r.out[i]);
+        for (int i = 0; i < 3 * 8; i++)
+            KIT_EXPECT(isinf(r.lse[i]) && r.lse[i] < 0, "lse of an empty row is %g", (double)r.lse[i]);
+    }
+    kit_close(&k);
+}
+END_TEST
+
+/* Each entry counts as often as it appears. */
+START_TEST(duplicates_count)
+{
+    struct kit k;
+    struct kit_pool pool;
+
+    KIT_OPEN(&k, DSK_ISA_AUTO, 1);
+    kit_pool_make(&k, &pool, LOOP_LAYOUT, 64, 1);
+    struct kit_attend a = shape(&k, &pool, 2, 16, 120);
+    for (int i = 0; i < 2 * 120; i++)
+        a.indices[i] = i % 3 == 0 ? 5 : i % 7;
+    check(&k, &(struct run){&a, 1, 0, 0}, LOOP_TARGET);
+    kit_close(&k);
+}
+END_TEST
+
+START_TEST(scales_of_wildly_different_size)
+{
+    struct kit k;
+    struct kit_pool pool;
+
+    KIT_OPEN(&k, DSK_ISA_AUTO, 1);
+    kit_pool_make(&k, &pool, LOOP_LAYOUT, 512, 1);
+    for (int64_t slot = 0; slot < 512; slot++) {
+        for (int i = 0; i < pool.layout->n_groups; i++) {
+            float scale = ldexpf(1, (int)(6 * ref64_rng_normal(&k.rng)) - 8);
+
+            memcpy(kit_pool_row(&pool, slot) + pool.layout->latent + 4 * i, &scale, 4);
+        }
+    }
+    struct kit_attend a = shape(&k, &pool, 2, KIT_SIZE(64, 16), 256);
+    a.scale = 1e-4f;
+    a.out_dtype = DSK_DTYPE_F32;
+    check_at(&k, &(struct run){&a, 1, 0, 0}, LOOP_TARGET, 0, false);
+    kit_close(&k);
+}
+END_TEST
+
+/* Scores that rise from tile to tile by hundreds, fall, and are all alike: the maximum that is only followed at a distance. */
+START_TEST(scores_that_rise_and_fall)
+{
+    struct kit k;
+    struct kit_pool pool;
+
+    KIT_OPEN(&k, DSK_ISA_AUTO, 1);
+    kit_pool_make(&k, &pool, LOOP_LAYOUT, 256, 1);
+    for (int kind = 0; kind < 3; kind++) {
+        struct kit_attend a = shape(&k, &pool, 1, 16, 224);
+
+        a.scale = 0;
+        for (int slot = 0; slot < 256; slot++) {
+            float values[8];
+
+            for (int d = 0; d < 8; d++)
+                values[d] =
+                    d == 0 ? (float)(kind == 0 ? slot / 8 : 31 - slot / 8) : (float)((slot * 7 + d) % 5 - 2);
+            kit_set_row(&pool, slot, values, 8);
+        }
+        for (int j = 0; j < 224; j++)
+            a.indices[j] = j;
+        for (int h = 0; h < 16; h++)
+            for (int d = 0; d < pool.layout->d_qk; d++)
+                a.q[h * pool.layout->d_qk + d] = dsk_bf16_from_f32(d == 0 ? (float)(h - 4) : 0);
+        pool.kv.raw_scale = 1;
+        a.scale = kind == 2 ? 0 : 1;
+        check(&k, &(struct run){&a, 1 + kind % 2, 0, 0}, LOOP_TARGET);
+    }
+    kit_close(&k);
+}
+END_TEST
+
+/* ---- stored vectors ---------------------------------------------------------------------------- */
+
+static void run_vector(struct kit *k, const struct vectors_case *c, const char *target)
+{
+    const struct ref64_layout *layout = ref64_layout_by_name(vectors_key(c, "layout"));
+    const struct vectors_array *q = vectors_find(c, "q", VECTORS_U16, 3),
+                               *bytes = vectors_find(c, "kv", VECTORS_U8, 2);
+    const struct vectors_array *kv = bytes ? bytes : vectors_find(c, "kv", VECTORS_U16, 2);
+    const struct vectors_array *indices = vectors_find(c, "indices", VECTORS_I32, 2);
+    const struct vectors_array *lengths = vectors_find(c, "lengths", VECTORS_I32, 1);
+    const struct vectors_array *sink = vectors_find(c, "sink", VECTORS_F32, 1);
+    const struct vectors_array *out = vectors_find(c, "out", VECTORS_F32, 3),
+                               *lse = vectors_find(c, "lse", VECTORS_F32, 2);
+    struct kit_pool pool;
+    double *want;
+    char what[128];
+
+    KIT_EXPECT(layout && q && kv && indices && out && lse, "%s: an array is missing", c->name);
+    kit_pool_fill(k, &pool, layout->id, kv->shape[0], 0, 1);
+    memcpy(pool.bytes, kv->data, (size_t)(kv->n_elems * (bytes ? 1 : 2)));
+    struct kit_attend a = {.pool = &pool,
+                           .n_rows = (int)q->shape[0],
+                           .h_q = (int)q->shape[1],
+                           .topk = (int)indices->shape[1],
+                           .q = q->data,
+                           .indices = indices->data,
+                           .lengths = lengths ? lengths->data : NULL,
+                           .sink = sink ? sink->data : NULL,
+                           .scale = strtof(vectors_key(c, "softmax_scale"), NULL),
+                           .out_dtype = DSK_DTYPE_F32};
+    const struct results r = make_results(k, &a);
+    hipemu_set(0, -1);
+    emulate(k, &(struct run){&a, 1, 0, 0}, target, 0, &r);
+    want = malloc((size_t)out->n_elems * sizeof(*want));
+    ck_assert_ptr_nonnull(want);
+    for (int64_t i = 0; i < out->n_elems; i++)
+        want[i] = (double)((float *)out->data)[i];
+    snprintf(what, sizeof(what), "%s %s", target, c->name);
+    kit_expect_out((float *)(void *)r.out, want, out->n_elems, what);
+    for (int64_t i = 0; i < lse->n_elems; i++)
+        want[i] = (double)((float *)lse->data)[i];
+    kit_expect_lse(r.lse, want, lse->n_elems, what);
+    free(want);
+}
+
+START_TEST(stored_vectors_are_reproduced)
+{
+    char **names, text[200], path[4096];
+    int n, n_run = 0;
+    struct kit k;
+
+    KIT_OPEN(&k, DSK_ISA_AUTO, 1);
+    KIT_EXPECT(vectors_list(DSA_TEST_VECTORS, &names, &n, text, sizeof(text)) == 0, "%s", text);
+    for (int i = 0; i < n; i++) {
+        struct vectors_case c;
+
+        if (strncmp(names[i], "attend_", 7) != 0)
+            continue;
+        snprintf(path, sizeof(path), "%s/%s", DSA_TEST_VECTORS, names[i]);
+        KIT_EXPECT(vectors_open(path, &c, text, sizeof(text)) == 0, "%s", text);
+        run_vector(&k, &c, targets[_i]);
+        vectors_close(&c);
+        n_run++;
+    }
+    vectors_free_list(names, n);
+    ck_assert_int_ge(n_run, 16);
+    kit_close(&k);
+}
+END_TEST
+
+int test_suites(Suite **suites_p, int max)
+{
+    Suite *suite = suite_create("hip attend");
+    TCase *c = tcase_create("attend");
+
+    (void)max;
+    tcase_set_timeout(c, 300);
+    tcase_add_loop_test(c, attend_matches_float64, 0, N_LOOPS);
+    tcase_add_loop_test(c, full_widths, 0, 10);
+    tcase_add_loop_test(c, rows_that_nothing_names_do_no_harm, 0, N_LOOPS);
+    tcase_add_loop_test(c, empty_rows_give_zero, 0, N_LOOPS);
+    tcase_add_loop_test(c, duplicates_count, 0, N_LOOPS);
+    tcase_add_loop_test(c, scales_of_wildly_different_size, 0, 6);
+    tcase_add_loop_test(c, scores_that_rise_and_fall, 0, N_LOOPS);
+    tcase_add_loop_test(c, stored_vectors_are_reproduced, 0, 2);
+    suite_add_tcase(suite, c);
+    suites_p[0] = suite;
+    return 1;
+}
