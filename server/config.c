@@ -181,6 +181,10 @@ static dsa_status set_option(struct srv_config *config, const struct option_row 
         if (strlen(text) >= row->size)
             return srv_fail(err, DSA_E_BAD_REQUEST, row->name, "%s", text, "longer than %zu bytes",
                             row->size - 1);
+        for (const char *at = text; *at; at++)
+            if ((unsigned char)*at < ' ' || *at == 0x7f)
+                return srv_fail(err, DSA_E_BAD_REQUEST, row->name, "%s", text,
+                                "has a control character, at byte %zu", (size_t)(at - text));
         strcpy(field, text);
         return DSA_OK;
     case OPT_REAL:

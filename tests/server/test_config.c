@@ -181,6 +181,17 @@ START_TEST(default_is_as_documented)
 }
 END_TEST
 
+START_TEST(control_characters_are_refused)
+{
+    PARSE(ARG("--listen=unix:/a\nb"));
+    ck_assert_int_eq(result.rc, DSA_E_BAD_REQUEST);
+    ck_assert_str_eq(result.err.field, "listen");
+    ck_assert_ptr_nonnull(strstr(result.err.text, "control character, at byte 7"));
+    PARSE(ARG("--layout=\x7f"));
+    ck_assert_int_eq(result.rc, DSA_E_BAD_REQUEST);
+}
+END_TEST
+
 /* An option that is added without a row above fails here. */
 START_TEST(every_option_has_a_row)
 {
@@ -456,6 +467,7 @@ int test_suites(Suite **suites_p, int max)
     (void)max;
     tcase_add_loop_test(tc, default_is_as_documented, 0, N_ROWS);
     tcase_add_test(tc, every_option_has_a_row);
+    tcase_add_test(tc, control_characters_are_refused);
     tcase_add_loop_test(tc, bounds_hold, 0, N_ROWS);
     tcase_add_loop_test(tc, malformed_values_are_refused, 0, N_ROWS);
     tcase_add_test(tc, value_is_a_word_of_its_own_too);
