@@ -113,12 +113,26 @@ struct srv_piece {
     struct srv_err err; /* err.code DSA_OK when fine */
 };
 
+/* When things happened to a job: monotonic us, 0 = they did not. L may read them once the last piece is back.
+ *   submitted ── waits ──► begun ── binding, packing, copies over ──► launched ── device, copies back ──► done
+ * A request of several launches has the first one's begun and launched; device_us and copy_us are sums over all of them. */
+struct srv_job_stamps {
+    uint64_t submitted_us; /* L put it into the ring */
+    uint64_t begun_us;     /* W took its first rows out of the queue; 0: it ended while it waited */
+    uint64_t launched_us;  /* the first launch was given to the device; begun_us for what is not an attend */
+    uint64_t done_us;      /* its last piece was filled */
+    uint64_t device_us;    /* from launches to their ends, the copies back included */
+    uint64_t copy_us;      /* packing and copies over, and unpacking; 0 where tensors are used in place */
+    uint32_t n_launches;
+};
+
 struct srv_job {
     struct srv_batch_node node; /* first: the batcher hands nodes back */
     enum srv_op op;
     uint64_t session; /* number */
     uint64_t arrival_us;
-    void *owner; /* L's */
+    struct srv_job_stamps stamps; /* W, but for submitted_us */
+    void *owner;                  /* L's */
     atomic_bool
         cancelled; /* set by L at any time, read by W before each launch. Relaxed: a cancel may lose the race */
     struct srv_batch_access *accesses;

@@ -92,7 +92,7 @@ static void finish_job(struct srv_worker *worker, struct srv_job *job, struct sr
 {
     drop_job(&worker->state, job);
     piece->is_last = true;
-    piece->done_us = srv_now_us();
+    piece->done_us = job->stamps.done_us = srv_now_us();
     send_piece(worker, piece);
 }
 
@@ -212,6 +212,27 @@ static void publish(struct worker_state *w)
     srv_counter_set(&w->meter.graph_misses, n_misses);
 }
 
+/* Adds what the round's launch took to each job that was part of the round. */
+static void stamp_launch(const struct worker_state *w, uint32_t n, struct srv_piece **pieces,
+                         uint64_t begun_us)
+{
+    uint64_t ended_us = srv_now_us(), launched_us = w->launched_us > 0 ? w->launched_us : begun_us;
+    uint64_t copy_us =
+        w->stage.is_direct || w->launched_us == 0 ? 0 : launched_us - begun_us + (ended_us - w->landed_us);
+
+    for (uint32_t i = 0; i < n; i++) {
+        struct srv_job_stamps *stamps = &worker_job(w->items[i].node)->stamps;
+
+        if (pieces[i]->err.code == DSA_E_CANCELLED)
+            continue;
+        if (stamps->launched_us == 0)
+            stamps->launched_us = launched_us;
+        stamps->device_us += ended_us - launched_us;
+        stamps->copy_us += copy_us;
+        stamps->n_launches += w->launched_us > 0;
+    }
+}
+
 static void run_items(struct srv_worker *worker, uint32_t n)
 {
     struct worker_state *w = &worker->state;
@@ -220,6 +241,7 @@ static void run_items(struct srv_worker *worker, uint32_t n)
     dsa_status rc = DSA_OK;
 
     srv_counter_set(&w->meter.busy_since_us, launch_us);
+    w->launched_us = 0;
     for (uint32_t i = 0; i < n; i++) {
         struct srv_job *job = worker_job(w->items[i].node);
 
@@ -228,6 +250,8 @@ static void run_items(struct srv_worker *worker, uint32_t n)
                               launch_us - job->arrival_us);
 
         pieces[i] = next_piece(job);
+        if (job->stamps.begun_us == 0)
+            job->stamps.begun_us = launch_us;
         pieces[i]->launch_us = launch_us;
         if (atomic_load_explicit(&worker->is_lost, memory_order_relaxed) && job->op != SRV_OP_STATS
             && job->op != SRV_OP_END_SESSION && job->op != SRV_OP_RELEASE)
@@ -245,6 +269,7 @@ static void run_items(struct srv_worker *worker, uint32_t n)
     publish(w);
     srv_counter_set(&w->meter.busy_since_us,
                     0); /* before the answers: who has one sees a worker that is free */
+    stamp_launch(w, n, pieces, launch_us);
     for (uint32_t i = 0; i < n; i++)
         finish_item(worker, &w->items[i], pieces[i]);
     publish_memory(w, launch_us); /* after the answers: it can take a while */
@@ -337,6 +362,7 @@ bool srv_worker_try_step(struct srv_worker *worker)
 
 bool srv_worker_submit(struct srv_worker *worker, struct srv_job *job)
 {
+    job->stamps = (struct srv_job_stamps){.submitted_us = srv_now_us()};
     return srv_ring_push(worker->in, job);
 }
 

@@ -197,11 +197,13 @@ static dsa_status launch(struct worker_state *w, const struct srv_job_attend *fi
     if (rc != DSA_OK)
         return rc;
     w->n_batches++;
+    w->launched_us = w->landed_us = srv_now_us();
     if (dsk_attend(w->stream, &args, &cause) != DSK_OK)
         return srv_fail_dsk(err, &cause, "attend.");
     if ((rc = stage_sync(&w->stage, err)) != DSA_OK)
         return rc;
-    srv_histogram_add(&w->meter.stage_us[SRV_STAGE_DEVICE], srv_bounds_us, srv_now_us() - begin_us);
+    w->landed_us = srv_now_us();
+    srv_histogram_add(&w->meter.stage_us[SRV_STAGE_DEVICE], srv_bounds_us, w->landed_us - begin_us);
     if (w->stage.n_returns > 0) {
         begin_us = srv_now_us();
         stage_return(&w->stage);

@@ -34,6 +34,8 @@ struct worker_state {
     uint64_t n_batches;
     struct srv_worker_meter meter;
     uint64_t memory_asked_us;
+    uint64_t launched_us; /* clock at the last launch; 0: there was none since run_items began */
+    uint64_t landed_us;   /* its results were on the host, still packed */
     struct srv_batch_item items[WORKER_MAX_ITEMS];
 };
 

@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "server/clock.h"
+
 #define ALIGN      256u
 #define PAGE_BYTES 4096u
 

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "mirror.h"
+#include "server/clock.h"
 
 static struct wk wk;
 
@@ -293,6 +294,47 @@ START_TEST(cancelled_while_waiting)
     ck_assert_uint_lt(jobs[1].order, jobs[0].order); /* at once, not when its turn comes */
     ck_assert_int_eq(jobs[2].err.code, DSA_OK);
     ck_assert_uint_eq(wk_n_tokens(&wk, id), 4);
+    free(rows);
+}
+END_TEST
+
+START_TEST(stamps_follow_one_another)
+{
+    uint16_t *rows = wk_rows(&wk, 80);
+    uint64_t id = wk_create(&wk), before = srv_now_us();
+    struct wk_query query;
+    struct wk_job j, dropped;
+    const struct srv_job_stamps *at = &j.job.stamps;
+
+    wk_append(&wk, id, rows, 80);
+    wk_query_make(&wk, &query, wk.config.batch_rows + 40, 2, 8, 80);
+    wk_attend_job(&j, &wk, id, 0, &query);
+    wk_attend_job(&dropped, &wk, id, 0, &query);
+    atomic_store(&dropped.job.cancelled, true);
+    memset(&dropped.job.stamps, 0xff, sizeof(dropped.job.stamps)); /* of an earlier use: start anew */
+    wk_park(&wk);
+    wk_submit(&wk, &j);
+    wk_submit(&wk, &dropped);
+    srv_worker_note_cancel(wk.worker);
+    wk_finish(&wk, &j);
+    wk_finish(&wk, &dropped);
+    ck_assert_uint_ge(at->submitted_us, before);
+    ck_assert_uint_ge(at->begun_us, at->submitted_us);
+    ck_assert_uint_ge(at->launched_us, at->begun_us);
+    ck_assert_uint_ge(at->done_us, at->launched_us);
+    ck_assert_uint_ge(srv_now_us(), at->done_us);
+    ck_assert_uint_ge(at->n_launches, 2);
+    ck_assert_uint_gt(at->device_us, 0);
+    ck_assert_uint_le(at->device_us, at->done_us - at->launched_us);
+    if (!wk.config.is_staged)
+        ck_assert_uint_eq(at->copy_us, 0);
+    ck_assert_uint_le(at->copy_us, at->done_us - at->begun_us);
+    ck_assert_uint_ge(dropped.job.stamps.submitted_us, at->submitted_us);
+    ck_assert_uint_ge(dropped.job.stamps.done_us, dropped.job.stamps.submitted_us);
+    ck_assert_uint_eq(dropped.job.stamps.begun_us, 0);
+    ck_assert_uint_eq(dropped.job.stamps.launched_us, 0);
+    ck_assert_uint_eq(dropped.job.stamps.n_launches, 0);
+    wk_query_free(&query);
     free(rows);
 }
 END_TEST
@@ -641,6 +683,7 @@ int test_suites(Suite **suites_p, int max)
     tcase_add_test(many, append_of_an_attend_comes_first);
     tcase_add_test(many, one_bad_job_does_not_hold_up_its_launch);
     tcase_add_test(none, cancelled_while_waiting);
+    tcase_add_test(none, stamps_follow_one_another);
     tcase_add_test(none, cancelled_between_pieces);
     tcase_add_test(none, late_jobs_are_dropped_before_their_launch);
     tcase_add_test(none, an_empty_attend_is_answered);
