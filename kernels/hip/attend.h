@@ -3,6 +3,7 @@
  *
  * Kernels (one parameter each, the address of a struct dsk_attend_block):
  *   attend_<layout>_h<heads>   every layout; heads of a block 16 or 64
+ *   attend_fp8_raw_512_64_h<heads>   the same with q and the weights rounded to e4m3: less exact, see README.md
  *   attend_combine             merges the splits of a row and head
  * Main grid: x = row, y = block of heads, z = split. Combine grid: x = row, y = head. Their LDS is their own: launches ask
  * for none. Scratch of split launches: part_out fp32, part_lse fp32, part_ref one uint32 for each row and split. */
@@ -31,6 +32,10 @@
 #define ATTEND_HIP_LDS_BYTES(tile, latent, rope, heads)                                                      \
     ((tile)*ATTEND_HIP_PITCH((latent) + (rope)) + ((heads) == ATTEND_HIP_FEW_HEADS ? 256 * (tile) : 0)       \
      + 20 * (tile) + 16)
+
+/* Products in e4m3: rows of 576 bytes as they are. */
+#define ATTEND_HIP_FP8_TILE  32
+#define ATTEND_HIP_FP8_PITCH (576 + 16)
 
 /* Blocks that a unit is sure to hold at once: registers leave room for two waves of a SIMD, one with 64 heads. */
 #define ATTEND_HIP_BLOCKS(heads) ((heads) == ATTEND_HIP_MANY_HEADS ? 1 : 2)

@@ -5,7 +5,8 @@
 // rows, as bf16: K is the row, V its front. With 64 heads each wave has 16 heads and all dims. With 16 the waves share the dims,
 // add up their partial scores through LDS and each form the same P.
 // Rows of the next tile are under way in registers while one is computed; tiles: attend_rows.hiph, products:
-// attend_products.hiph, results: attend_results.hiph, geometry and LDS: attend_shape.hiph.
+// attend_products.hiph, those in e4m3: attend_fp8.hiph, results: attend_results.hiph, geometry and LDS: attend_shape.hiph.
+#include "attend_fp8.hiph"
 #include "attend_results.hiph"
 #include "attend_rows.hiph"
 
@@ -33,23 +34,30 @@ DEV bool begin_work(const dsk_attend_block &block, int heads, work &w)
     return true;
 }
 
+template <class S, bool IS_FP8 = S::is_fp8>
+struct query_of {
+    typedef query<S> type;
+};
+template <class S>
+struct query_of<S, true> {
+    typedef query_fp8<S> type;
+};
+
 template <class S>
 DEV void attend(uint64_t block_at, uint8_t *lds)
 {
     const dsk_attend_block block = load_struct<dsk_attend_block>(block_at);
     const int wave = thread_x() / WAVE, k_wave = wave / S::head_waves, head = 16 * (wave % S::head_waves) + row_in_wave();
     uint32_t *total_bad = (uint32_t *)(lds + S::n_bad_at), n_bad = 0;
-    state<S> st = {-INF, 0, {}};
+    state<S> st = {-INF, 0, 0, {}};
     entry next, later;
     fetched<S> f;
-    query<S> q;
+    typename query_of<S>::type q;
     work w;
 
     if (!begin_work(block, S::heads, w))
         return;
     const int n_tiles = (w.end - w.begin + S::tile - 1) / S::tile;
-    const float unit = S::L::enc == RAW ? w.kv.raw_scale * CODE_UNIT : 1;
-    const float scale2 = w.row.softmax_scale * LOG2E * unit;
     if (thread_x() == 0)
         *total_bad = 0;
 
@@ -61,14 +69,18 @@ DEV void attend(uint64_t block_at, uint8_t *lds)
     ask_index<S>(w, 1, next);
     ask_index<S>(w, 2, later);
     ask_page(w, next);
-    load_q<S>(q, w, head, k_wave);
+    const float unit = S::L::enc == RAW ? w.kv.raw_scale * CODE_UNIT : 1; // of all values
+    const float scale2 = load_q(q, w, head, k_wave) * w.row.softmax_scale * LOG2E * unit;
     block_sync();
 #pragma unroll 1
     for (int tile = 0; tile < n_tiles; tile++) {
         f32x4 s[S::n_sub];
 
         // 2. This tile into LDS; the next one under way, after the entries that are wanted sooner.
-        store_tile<S>(lds, f);
+        if constexpr (S::is_fp8)
+            store_codes<S>(lds, f);
+        else
+            store_tile<S>(lds, f);
         f.row = find_row<S>(w, next, n_bad);
         ask_page(w, later);
         next = later;
@@ -78,11 +90,14 @@ DEV void attend(uint64_t block_at, uint8_t *lds)
         // 3. Products.
 #pragma unroll
         for (int sub = 0; sub < S::n_sub; sub++)
-            s[sub] = form_scores<S>(lds, q, sub, k_wave);
+            s[sub] = form_scores(lds, q, sub, k_wave);
         if constexpr (S::k_waves > 1)
             share_scores<S>(lds, s);
         softmax<S>(lds, s, scale2, st);
-        add_values<S>(lds, s, k_wave, st);
+        if constexpr (S::is_fp8)
+            add_codes<S>(lds, s, k_wave, st);
+        else
+            add_values<S>(lds, s, k_wave, st);
         block_sync(); // all are done with the tile
     }
 
@@ -97,7 +112,7 @@ DEV void attend(uint64_t block_at, uint8_t *lds)
     {                                                                                                        \
         typedef shape<layout, n> S;                                                                          \
         SHARED_BYTES(lds, S::lds_bytes);                                                                     \
-        attend<S>(block, lds);                                                                               \
+        attend<S>(block, lds);                                                                                               \
     }
 ATTEND_KERNEL(scaled_512_64, 16, 2)
 ATTEND_KERNEL(scaled_512_64, 64, 1)
@@ -113,6 +128,16 @@ ATTEND_KERNEL(bf16_256, 16, 2)
 ATTEND_KERNEL(bf16_256, 64, 1)
 ATTEND_KERNEL(raw_512_64, 16, 2)
 ATTEND_KERNEL(raw_512_64, 64, 1)
+
+#define ATTEND_FP8_KERNEL(n, waves)                                                                          \
+    KERNEL(ATTEND_HIP_THREADS, waves, attend_fp8_raw_512_64_h##n, uint64_t, block)                           \
+    {                                                                                                        \
+        typedef shape_fp8<n> S;                                                                              \
+        SHARED_BYTES(lds, S::lds_bytes);                                                                     \
+        attend<S>(block, lds);                                                                               \
+    }
+ATTEND_FP8_KERNEL(16, 2)
+ATTEND_FP8_KERNEL(64, 1)
 
 // ---- combine ----------------------------------------------------------------------------------------------
 

@@ -157,8 +157,7 @@ typedef float pair __attribute__((vector_size(8)));
 
 /* ---- what device.hiph takes from clang's HIP mode ------------------------------------------- */
 
-#define DEV        static inline __attribute__((always_inline, unused))
-#define DEV_MEMBER static
+#define DEV static inline __attribute__((always_inline, unused))
 #define GLOBAL
 #define SHARED(type, name)                                                                                   \
     static char hipemu_site_##name;                                                                          \
@@ -234,7 +233,7 @@ typedef float pair __attribute__((vector_size(8)));
     HIPEMU_MATRIX("mfma_16x16x32_bf16", 16, 32, MATRIX_BF16, a, b, c)
 #define __builtin_amdgcn_mfma_f32_32x32x16_bf16(a, b, c, x, y, z)                                            \
     HIPEMU_MATRIX("mfma_32x32x16_bf16", 32, 16, MATRIX_BF16, a, b, c)
-/* Unscaled form alone: both formats e4m3 (0), both scales 127 (2^0). */
+/* Unscaled form alone: both formats e4m3 (0), both scales constant 0, which makes it the instruction without scales. */
 #define __builtin_amdgcn_mfma_scale_f32_16x16x128_f8f6f4(a, b, c, fa, fb, oa, sa, ob, sb)                    \
     HIPEMU_MATRIX("mfma_scale_16x16x128_f8f6f4", 16, 128, MATRIX_F8F6F4, a, b, c)
 #define __builtin_amdgcn_mfma_scale_f32_32x32x64_f8f6f4(a, b, c, fa, fb, oa, sa, ob, sb)                     \

@@ -24,6 +24,7 @@ struct run {
     int n_splits;
     int heads;   /* of a block; 0: as the host chooses */
     int padding; /* rows beyond the real ones */
+    bool is_fp8; /* the kernels that round q and weights to e4m3 */
 };
 
 struct results {
@@ -106,7 +107,7 @@ static void emulate(struct kit *k, const struct run *run, const char *target, in
                                       .flags = a->flags,
                                       .n_splits = run->n_splits,
                                       .split_entries = entries};
-    snprintf(name, sizeof(name), "attend_%s_h%d", a->pool->layout->name, heads);
+    snprintf(name, sizeof(name), "attend_%s%s_h%d", run->is_fp8 ? "fp8_" : "", a->pool->layout->name, heads);
     hipemu_run_grid(target, name,
                     (const uint32_t[]){(uint32_t)n_rows, (uint32_t)((a->h_q + heads - 1) / heads),
                                        (uint32_t)run->n_splits},
@@ -120,9 +121,8 @@ static void emulate(struct kit *k, const struct run *run, const char *target, in
     free(part_ref);
 }
 
-static void compare(const struct run *run, const char *target, int offset, const struct results *got)
+static void reference(const struct kit_attend *a, double *out, double *lse, uint32_t *n_bad)
 {
-    const struct kit_attend *a = run->a;
     const struct ref64_attend ref = {.layout = a->pool->layout,
                                      .pool = a->pool->bytes,
                                      .page_pitch_bytes = a->pool->kv.page_pitch_bytes,
@@ -139,6 +139,13 @@ static void compare(const struct run *run, const char *target, int offset, const
                                      .topk = a->topk,
                                      .h_q = a->h_q,
                                      .softmax_scale = (double)a->scale};
+
+    ck_assert_int_eq(ref64_attend(&ref, out, lse, n_bad), 0);
+}
+
+static void compare(const struct run *run, const char *target, int offset, const struct results *got)
+{
+    const struct kit_attend *a = run->a;
     const int64_t n = (int64_t)a->n_rows * a->h_q, n_out = n * a->pool->layout->d_v;
     double *out = malloc((size_t)n_out * sizeof(*out)), *lse = malloc((size_t)n * sizeof(*lse));
     float *values = malloc((size_t)n_out * sizeof(*values));
@@ -146,7 +153,8 @@ static void compare(const struct run *run, const char *target, int offset, const
     uint32_t *n_bad = malloc((size_t)a->n_rows * sizeof(*n_bad));
     char what[160];
 
-    ck_assert(out && lse && values && bits && n_bad && ref64_attend(&ref, out, lse, n_bad) == 0);
+    ck_assert(out && lse && values && bits && n_bad);
+    reference(a, out, lse, n_bad);
     if (a->out_dtype == DSK_DTYPE_F32) {
         memcpy(values, got->out + offset, (size_t)n_out * 4);
     } else {
@@ -200,6 +208,38 @@ static struct kit_attend shape(struct kit *k, struct kit_pool *pool, int n_rows,
                                .out_dtype = DSK_DTYPE_BF16};
 }
 
+/* A pool with negative zeros, which gfx942 would take for NaN. */
+static void make_pool(struct kit *k, struct kit_pool *pool, uint32_t layout, int64_t n_slots,
+                      int pitch_factor)
+{
+    kit_pool_make(k, pool, layout, n_slots, pitch_factor);
+    for (int64_t slot = 0; slot < n_slots && pool->layout->encoding != REF64_BF16; slot++) {
+        for (int i = (int)(slot % 37); i < pool->layout->latent; i += 37)
+            kit_pool_row(pool, slot)[i] = 0x80;
+    }
+}
+
+/* Mean distance of the values of row t, head h from their mean, by dim: what rounded weights can move out by. */
+static void spread(const struct kit_attend *a, int t, int h, const double *out, double lse, double *to)
+{
+    const struct ref64_layout *layout = a->pool->layout;
+    double row[DSK_MAX_D_QK];
+
+    memset(to, 0, (size_t)layout->d_v * sizeof(*to));
+    for (int j = 0; j < a->topk; j++) {
+        const int32_t slot = a->indices[t * a->topk + j];
+        double s = 0;
+
+        if (slot < 0)
+            continue;
+        ref64_dequant_row(layout, a->pool->kv.raw_scale, kit_pool_row(a->pool, slot), row);
+        for (int d = 0; d < layout->d_qk; d++)
+            s += ref64_bf16_decode(a->q[(t * a->h_q + h) * layout->d_qk + d]) * row[d];
+        for (int d = 0; d < layout->d_v; d++)
+            to[d] += exp(s * (double)a->scale - lse) * fabs(row[d] - out[d]);
+    }
+}
+
 /* ---- tests ------------------------------------------------------------------------------------- */
 
 /* Every layout and number of heads, with splits, lengths, sinks, page tables, both output types and padding in turn. */
@@ -213,7 +253,7 @@ START_TEST(attend_matches_float64)
     struct kit_pool pool;
 
     KIT_OPEN(&k, DSK_ISA_AUTO, 1);
-    kit_pool_make(&k, &pool, LOOP_LAYOUT, 700, 2);
+    make_pool(&k, &pool, LOOP_LAYOUT, 700, 2);
     for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
         struct kit_attend a = shape(&k, &pool, shapes[i].n_rows, shapes[i].h_q, shapes[i].topk);
         int32_t lengths[17], table[12];
@@ -235,7 +275,7 @@ START_TEST(attend_matches_float64)
         a.out_dtype = i % 2 ? DSK_DTYPE_F32 : DSK_DTYPE_BF16;
         if (a.topk > 1)
             a.indices[0] = INT32_MAX; /* counted, unless it is not live */
-        check_at(&k, &(struct run){&a, shapes[i].n_splits, shapes[i].heads, (int)i % 2}, LOOP_TARGET,
+        check_at(&k, &(struct run){&a, shapes[i].n_splits, shapes[i].heads, (int)i % 2, false}, LOOP_TARGET,
                  shapes[i].offset, i % 2 == 0);
     }
     kit_close(&k);
@@ -259,13 +299,13 @@ START_TEST(full_widths)
     struct kit_pool pool;
 
     KIT_OPEN(&k, DSK_ISA_AUTO, 1);
-    kit_pool_make(&k, &pool, shapes[i].layout, 4000, 1);
+    make_pool(&k, &pool, shapes[i].layout, 4000, 1);
     struct kit_attend a = shape(&k, &pool, n_rows, h_q, shapes[i].topk);
     for (int t = 0; t < n_rows; t++) {
         for (int j = 0; j < a.topk; j++)
             a.indices[t * a.topk + j] = j < shapes[i].n_live ? (int32_t)ref64_rng_below(&k.rng, 4000) : -1;
     }
-    check_at(&k, &(struct run){&a, shapes[i].n_splits, 0, 0}, LOOP_TARGET, 0, false);
+    check_at(&k, &(struct run){&a, shapes[i].n_splits, 0, 0, false}, LOOP_TARGET, 0, false);
     kit_close(&k);
 }
 END_TEST
@@ -277,7 +317,7 @@ START_TEST(rows_that_nothing_names_do_no_harm)
     struct kit_pool pool;
 
     KIT_OPEN(&k, DSK_ISA_AUTO, 1);
-    kit_pool_make(&k, &pool, LOOP_LAYOUT, 320, 1);
+    make_pool(&k, &pool, LOOP_LAYOUT, 320, 1);
     kit_poison_row(&pool, 0);
     for (int64_t slot = 300; slot < 320; slot++)
         kit_poison_row(&pool, slot);
@@ -291,7 +331,7 @@ START_TEST(rows_that_nothing_names_do_no_harm)
         if (i / 150 == 2)
             a.indices[i] = -1;
     }
-    check(&k, &(struct run){&a, 1 + _i % 2, _i % 4 < 2 ? 16 : 64, 0}, LOOP_TARGET);
+    check(&k, &(struct run){&a, 1 + _i % 2, _i % 4 < 2 ? 16 : 64, 0, false}, LOOP_TARGET);
     kit_close(&k);
 }
 END_TEST
@@ -304,7 +344,7 @@ START_TEST(empty_rows_give_zero)
     struct kit_pool pool;
 
     KIT_OPEN(&k, DSK_ISA_AUTO, 1);
-    kit_pool_make(&k, &pool, LOOP_LAYOUT, 64, 1);
+    make_pool(&k, &pool, LOOP_LAYOUT, 64, 1);
     struct kit_attend a = shape(&k, &pool, 3, 8, 200);
     a.out_dtype = DSK_DTYPE_F32;
     a.lengths = lengths;
@@ -313,7 +353,7 @@ START_TEST(empty_rows_give_zero)
     for (int n_splits = 1; n_splits <= 2; n_splits++) {
         const struct results r = make_results(&k, &a);
 
-        emulate(&k, &(struct run){&a, n_splits, 0, 0}, LOOP_TARGET, 0, &r);
+        emulate(&k, &(struct run){&a, n_splits, 0, 0, false}, LOOP_TARGET, 0, &r);
         for (int64_t i = 0; i < r.out_bytes; i++)
             KIT_EXPECT(r.out[i] == 0, "byte %lld of an empty row is %02x", (long long)i, r.out[i]);
         for (int i = 0; i < 3 * 8; i++)
@@ -330,22 +370,25 @@ START_TEST(duplicates_count)
     struct kit_pool pool;
 
     KIT_OPEN(&k, DSK_ISA_AUTO, 1);
-    kit_pool_make(&k, &pool, LOOP_LAYOUT, 64, 1);
+    make_pool(&k, &pool, LOOP_LAYOUT, 64, 1);
     struct kit_attend a = shape(&k, &pool, 2, 16, 120);
     for (int i = 0; i < 2 * 120; i++)
         a.indices[i] = i % 3 == 0 ? 5 : i % 7;
-    check(&k, &(struct run){&a, 1, 0, 0}, LOOP_TARGET);
+    check(&k, &(struct run){&a, 1, 0, 0, false}, LOOP_TARGET);
     kit_close(&k);
 }
 END_TEST
 
+/* Values of 1e5 and more that cancel: what the two bf16 of a weight lose of them, 1 part in 2^16 at most, may come on top of the
+ * tolerance. */
 START_TEST(scales_of_wildly_different_size)
 {
     struct kit k;
     struct kit_pool pool;
+    double off[DSK_MAX_D_V];
 
     KIT_OPEN(&k, DSK_ISA_AUTO, 1);
-    kit_pool_make(&k, &pool, LOOP_LAYOUT, 512, 1);
+    make_pool(&k, &pool, LOOP_LAYOUT, 512, 1);
     for (int64_t slot = 0; slot < 512; slot++) {
         for (int i = 0; i < pool.layout->n_groups; i++) {
             float scale = ldexpf(1, (int)(6 * ref64_rng_normal(&k.rng)) - 8);
@@ -356,7 +399,27 @@ START_TEST(scales_of_wildly_different_size)
     struct kit_attend a = shape(&k, &pool, 2, KIT_SIZE(64, 16), 256);
     a.scale = 1e-4f;
     a.out_dtype = DSK_DTYPE_F32;
-    check_at(&k, &(struct run){&a, 1, 0, 0}, LOOP_TARGET, 0, false);
+    const int n = a.n_rows * a.h_q, d_v = pool.layout->d_v;
+    const struct results r = make_results(&k, &a);
+    double *out = malloc((size_t)(n * d_v) * sizeof(*out)), *lse = malloc((size_t)n * sizeof(*lse));
+    ck_assert(out && lse);
+    hipemu_set(0, -1);
+    emulate(&k, &(struct run){&a, 1, 0, 0, false}, LOOP_TARGET, 0, &r);
+    reference(&a, out, lse, NULL);
+    kit_expect_lse(r.lse, lse, n, "lse of wild scales");
+    for (int i = 0; i < n; i++) {
+        spread(&a, i / a.h_q, i % a.h_q, out + i * d_v, lse[i], off);
+        for (int d = 0; d < d_v; d++) {
+            const double got = (double)((float *)(void *)r.out)[i * d_v + d], want = out[i * d_v + d];
+
+            KIT_EXPECT(fabs(got - want) <= 1e-3 + 2.01 / 128 * fabs(want) + off[d] / 65536,
+                       "%s %s: head %d dim %d is %g, not %g", LOOP_TARGET, pool.layout->name, i, d, got,
+                       want);
+        }
+    }
+    ck_assert(ref64_compare((float *)(void *)r.out, out, (int64_t)n * d_v, INFINITY, 0, -1).cosine < 5e-6);
+    free(out);
+    free(lse);
     kit_close(&k);
 }
 END_TEST
@@ -368,7 +431,7 @@ START_TEST(scores_that_rise_and_fall)
     struct kit_pool pool;
 
     KIT_OPEN(&k, DSK_ISA_AUTO, 1);
-    kit_pool_make(&k, &pool, LOOP_LAYOUT, 256, 1);
+    make_pool(&k, &pool, LOOP_LAYOUT, 256, 1);
     for (int kind = 0; kind < 3; kind++) {
         struct kit_attend a = shape(&k, &pool, 1, 16, 224);
 
@@ -388,8 +451,153 @@ START_TEST(scores_that_rise_and_fall)
                 a.q[h * pool.layout->d_qk + d] = dsk_bf16_from_f32(d == 0 ? (float)(h - 4) : 0);
         pool.kv.raw_scale = 1;
         a.scale = kind == 2 ? 0 : 1;
-        check(&k, &(struct run){&a, 1 + kind % 2, 0, 0}, LOOP_TARGET);
+        check(&k, &(struct run){&a, 1 + kind % 2, 0, 0, false}, LOOP_TARGET);
     }
+    kit_close(&k);
+}
+END_TEST
+
+/* ---- e4m3 ---------------------------------------------------------------------------------------- */
+
+/* q as the kernels round it: by one power of two for each head. e4m3 times a power of two is a bf16. */
+static uint16_t *rounded_q(struct kit *k, const struct kit_attend *a)
+{
+    const int d_qk = a->pool->layout->d_qk;
+    uint16_t *q = kit_alloc(k, 2 * (int64_t)a->n_rows * a->h_q * d_qk);
+
+    for (int i = 0; i < a->n_rows * a->h_q; i++) {
+        double amax = 0, scale = ldexp(1, -126);
+
+        for (int d = 0; d < d_qk; d++)
+            amax = fmax(amax, fabs(ref64_bf16_decode(a->q[i * d_qk + d])));
+        while (amax > 448 * scale)
+            scale *= 2;
+        for (int d = 0; d < d_qk; d++) {
+            const double x = ref64_bf16_decode(a->q[i * d_qk + d]) / scale;
+
+            q[i * d_qk + d] = ref64_bf16_encode((float)(ref64_e4m3_decode(ref64_e4m3_encode(x)) * scale));
+        }
+    }
+    return q;
+}
+
+/* With q rounded likewise lse is exact and out is off by what e4m3 rounds of the weights, 1 part in 16 at most, so by that of the
+ * spread of the values. With q as it was, cosine distance says how far the whole is off. Returns that. */
+static double check_fp8(struct kit *k, struct run run, const char *target)
+{
+    struct kit_attend a = *run.a;
+    const struct results r = make_results(k, &a);
+    const int64_t n = (int64_t)a.n_rows * a.h_q, n_out = n * a.pool->layout->d_v;
+    double *out = malloc((size_t)n_out * sizeof(*out)), *lse = malloc((size_t)n * sizeof(*lse));
+    double off[DSK_MAX_D_V], distance;
+    const float *got = (float *)(void *)r.out;
+
+    ck_assert(out && lse && a.out_dtype == DSK_DTYPE_F32);
+    run.is_fp8 = true;
+    hipemu_set(0, -1);
+    emulate(k, &run, target, 0, &r);
+    reference(&a, out, lse, NULL);
+    distance = ref64_compare(got, out, n_out, INFINITY, 0, -1).cosine;
+    a.q = rounded_q(k, &a);
+    reference(&a, out, lse, NULL);
+    kit_expect_lse(r.lse, lse, n, "lse of rounded q");
+    for (int i = 0; i < n; i++) {
+        const int d_v = a.pool->layout->d_v;
+
+        spread(&a, i / a.h_q, i % a.h_q, out + (int64_t)i * d_v, lse[i], off);
+        for (int d = 0; d < d_v; d++)
+            KIT_EXPECT(fabs((double)got[(int64_t)i * d_v + d] - out[(int64_t)i * d_v + d])
+                           <= 1e-3 + off[d] / 15,
+                       "%s: head %d dim %d is %g, not %g; %g allowed", target, i, d,
+                       (double)got[(int64_t)i * d_v + d], out[(int64_t)i * d_v + d], 1e-3 + off[d] / 15);
+    }
+    free(out);
+    free(lse);
+    return distance;
+}
+
+START_TEST(fp8_products_are_near)
+{
+    static const struct {
+        int n_rows, h_q, topk, n_splits;
+    } shapes[] = {{1, 64, 200, 1}, {3, 16, 300, 2}, {8, 8, 65, 1},
+                  {2, 1, 40, 1},   {1, 72, 64, 1},  {1, 16, 2112, 1}};
+    struct kit k;
+    struct kit_pool pool;
+
+    KIT_OPEN(&k, DSK_ISA_AUTO, 1);
+    make_pool(&k, &pool, DSK_LAYOUT_RAW_512_64, 700, 2);
+    for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
+        struct kit_attend a = shape(&k, &pool, shapes[i].n_rows, shapes[i].h_q, KIT_SIZE(shapes[i].topk, 70));
+        double distance;
+
+        a.out_dtype = DSK_DTYPE_F32;
+        for (int j = 2051; j < a.topk; j++)
+            a.indices[j] = -1;
+        for (int d = 0; d < a.pool->layout->d_qk; d++)
+            a.q[d] = d == 5 ? 0x8000 : i % 2 ? 0 : a.q[d]; /* a head of zeros; a negative zero */
+        distance = check_fp8(&k, (struct run){&a, shapes[i].n_splits, 0, (int)i % 2, true}, targets[_i]);
+        KIT_EXPECT(distance < 1e-3, "cosine distance %g", distance);
+    }
+    kit_close(&k);
+}
+END_TEST
+
+/* One entry, and 2000 of a weight of 2^-12 each that come to half as much: e4m3 as it is ends at 2^-9. */
+START_TEST(fp8_keeps_small_weights)
+{
+    struct kit k;
+    struct kit_pool pool;
+    float got, want;
+
+    KIT_OPEN(&k, DSK_ISA_AUTO, 1);
+    kit_pool_make(&k, &pool, DSK_LAYOUT_RAW_512_64, 64, 1);
+    pool.kv.raw_scale = 1;
+    struct kit_attend a = shape(&k, &pool, 1, 8, 2001);
+    a.out_dtype = DSK_DTYPE_F32;
+    a.scale = 1;
+    for (int slot = 0; slot < 64; slot++)
+        kit_set_row(&pool, slot, (const float[]){slot == 0 ? 8 : 0, slot == 0 ? 0 : 1}, 2);
+    for (int j = 0; j < 2001; j++)
+        a.indices[j] = j == 700 ? 0 : 1 + j % 63;
+    for (int i = 0; i < 8 * pool.layout->d_qk; i++)
+        a.q[i] = i % pool.layout->d_qk == 0 ? dsk_bf16_from_f32(1.0390625f) : 0; /* 12 ln 2 = 8.3178 */
+    (void)check_fp8(&k, (struct run){&a, 1, 0, 0, true}, targets[_i]);
+    const struct results r = make_results(&k, &a);
+    emulate(&k, &(struct run){&a, 1, 0, 0, true}, targets[_i], 0, &r);
+    got = ((float *)(void *)r.out)[1];
+    want = (float)(2000 / (2000 + exp(8)));
+    KIT_EXPECT(fabsf(got - want) < 0.02f, "small weights came to %g, not %g", (double)got, (double)want);
+    kit_close(&k);
+}
+END_TEST
+
+START_TEST(fp8_repeats_and_empties)
+{
+    int32_t lengths[3] = {90, 0, 55};
+    struct kit k;
+    struct kit_pool pool;
+
+    KIT_OPEN(&k, DSK_ISA_AUTO, 1);
+    make_pool(&k, &pool, DSK_LAYOUT_RAW_512_64, 100, 1);
+    kit_poison_row(&pool, 0);
+    struct kit_attend a = shape(&k, &pool, 3, 16, 90);
+    a.lengths = lengths;
+    for (int i = 0; i < 3 * 90; i++)
+        a.indices[i] = a.indices[i] == 0 || i >= 180 ? -1 : a.indices[i];
+    const struct results first = make_results(&k, &a), second = make_results(&k, &a);
+    hipemu_set(1, 0xff);
+    emulate(&k, &(struct run){&a, 1, 0, 0, true}, targets[_i], 0, &first);
+    hipemu_set(2, 0x3c);
+    emulate(&k, &(struct run){&a, 1, 0, 0, true}, targets[_i], 0, &second);
+    gpu_expect_bytes(second.out, first.out, first.out_bytes, "out of the repeat");
+    gpu_expect_bytes(second.lse, first.lse, first.lse_bytes, "lse of the repeat");
+    for (int64_t i = 0; i < first.out_bytes; i++)
+        KIT_EXPECT(i < first.out_bytes / 3 || first.out[i] == 0, "byte %lld of an empty row is %02x",
+                   (long long)i, first.out[i]);
+    for (int i = 0; i < 3 * 16; i++)
+        KIT_EXPECT(i < 16 ? isfinite(first.lse[i]) : isinf(first.lse[i]) && first.lse[i] < 0, "lse[%d] is %g",
+                   i, (double)first.lse[i]);
     kit_close(&k);
 }
 END_TEST
@@ -426,7 +634,7 @@ static void run_vector(struct kit *k, const struct vectors_case *c, const char *
                            .out_dtype = DSK_DTYPE_F32};
     const struct results r = make_results(k, &a);
     hipemu_set(0, -1);
-    emulate(k, &(struct run){&a, 1, 0, 0}, target, 0, &r);
+    emulate(k, &(struct run){&a, 1, 0, 0, false}, target, 0, &r);
     want = malloc((size_t)out->n_elems * sizeof(*want));
     ck_assert_ptr_nonnull(want);
     for (int64_t i = 0; i < out->n_elems; i++)
@@ -479,6 +687,9 @@ int test_suites(Suite **suites_p, int max)
     tcase_add_loop_test(c, scales_of_wildly_different_size, 0, 6);
     tcase_add_loop_test(c, scores_that_rise_and_fall, 0, N_LOOPS);
     tcase_add_loop_test(c, stored_vectors_are_reproduced, 0, 2);
+    tcase_add_loop_test(c, fp8_products_are_near, 0, 2);
+    tcase_add_loop_test(c, fp8_keeps_small_weights, 0, 2);
+    tcase_add_loop_test(c, fp8_repeats_and_empties, 0, 2);
     suite_add_tcase(suite, c);
     suites_p[0] = suite;
     return 1;
