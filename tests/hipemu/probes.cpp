@@ -135,3 +135,11 @@ KERNEL(64, 1, probe_mfma_16x16x32_bf16, probe_args, args)
     ((f32x4 *)args.out)[thread_x()] =
         __builtin_amdgcn_mfma_f32_16x16x32_bf16(a, b, ((const f32x4 *)args.c)[thread_x()], 0, 0, 0);
 }
+
+KERNEL(64, 1, probe_mfma_16x16x128_f8f6f4, probe_args, args)
+{
+    const u32x8 a = ((const u32x8 *)args.in)[thread_x()], b = ((const u32x8 *)args.b)[thread_x()];
+
+    ((f32x4 *)args.out)[thread_x()] =
+        __builtin_amdgcn_mfma_scale_f32_16x16x128_f8f6f4(a, b, ((const f32x4 *)args.c)[thread_x()], 0, 0, 0, 0, 0, 0);
+}
