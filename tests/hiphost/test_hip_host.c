@@ -441,6 +441,39 @@ START_TEST(work_that_runs_late_reads_what_it_was_given)
 }
 END_TEST
 
+/* Twice around the ring without a wait of the caller's: what is taken again has been read. */
+START_TEST(ring_is_not_used_again_too_early)
+{
+    enum { N = 3 * GPU_RING_SEGMENTS, BYTES = 300000 }; /* one to a segment */
+    struct fake_hip *fake = load(LIBRARIES[7]);
+    struct gpu g;
+    static uint8_t got[BYTES];
+
+    gpu_kit_use_fake_hip();
+    KIT_EXPECT(gpu_open(&g, 0), "%s", g.err.text);
+    struct gpu_device *gpu = (struct gpu_device *)g.dev;
+    struct gpu_stream *stream = dsk_gpu_stream(g.s);
+    const uint64_t to = gpu_alloc(&g, (int64_t)N * BYTES);
+    const int64_t n_unpinned = fake->n_unpinned;
+    for (int i = 0; i < N; i++) {
+        void *host = NULL;
+
+        must(&g.err, dsk_gpu_ring_take(stream, BYTES, &host));
+        memset(host, i + 1, BYTES);
+        ck_assert_int_eq(
+            gpu->driver.copy_in(&gpu->driver, to + (uint64_t)i * BYTES, host, BYTES, stream->handle), 0);
+    }
+    ck_assert_int_eq(fake->n_unpinned, n_unpinned);
+    for (int i = 0; i < N; i++) {
+        gpu_download(&g, got, to + (uint64_t)i * BYTES, BYTES);
+        for (int at = 0; at < BYTES; at++)
+            KIT_EXPECT(got[at] == i + 1, "copy %d: byte %d is of copy %d", i, at, got[at] - 1);
+    }
+    gpu_close(&g);
+    expect_nothing_left(fake);
+}
+END_TEST
+
 /* The runtime acts on the device that the thread bound last: each call has to bind its own. */
 START_TEST(two_devices_in_one_thread)
 {
@@ -683,6 +716,7 @@ int test_suites(Suite **suites_p, int max)
     tcase_add_loop_test(c, losses_and_refusals_are_told_apart, 0, 6);
     tcase_add_test(c, a_refusal_costs_nothing);
     tcase_add_test(c, work_that_runs_late_reads_what_it_was_given);
+    tcase_add_test(c, ring_is_not_used_again_too_early);
     tcase_add_test(c, two_devices_in_one_thread);
     tcase_add_test(c, recorded_launches_replay_with_new_arguments);
     tcase_add_loop_test(c, shared_memory_is_one_memory, 0, 2);

@@ -9,6 +9,13 @@
 
 #define GPU_MAX_BLOCKS 512
 
+/* Programs on the fake HIP runtime, whose kernels an emulator runs, do the same with less. */
+#ifdef GPU_KIT_FAKE_HIP
+#define GPU_SIZE(real, emulated) (emulated)
+#else
+#define GPU_SIZE(real, emulated) (real)
+#endif
+
 struct gpu {
     struct kit kit;
     struct dsk_device *dev;
