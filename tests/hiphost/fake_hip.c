@@ -29,6 +29,38 @@ void fake_die(const char *what)
     abort();
 }
 
+/* Whatever the runtime has is in one list: what a lost device never gives back is no leak of the test's. */
+struct kept {
+    struct kept *next, **from;
+};
+static struct kept *everything;
+
+void *fake_new(size_t bytes)
+{
+    struct kept *k = calloc(1, sizeof(*k) + bytes);
+
+    if (k == NULL)
+        fake_die("no memory");
+    k->next = everything;
+    k->from = &everything;
+    if (everything != NULL)
+        everything->from = &k->next;
+    everything = k;
+    return k + 1;
+}
+
+void fake_delete(void *p)
+{
+    struct kept *k = (struct kept *)p - 1;
+
+    if (p == NULL)
+        return;
+    *k->from = k->next;
+    if (k->next != NULL)
+        k->next->from = k->from;
+    free(k);
+}
+
 static bool is_sticky(int result)
 {
     return result == LAUNCH_FAILURE || result == 700;
@@ -153,9 +185,7 @@ CALL(hipModuleLoadData, (void **module_p, const void *image))
     if (object.arch == NULL || strlen(object.arch) != strcspn(fake.arch, ":")
         || strncmp(object.arch, fake.arch, strlen(object.arch)) != 0)
         return fake_leave(NO_BINARY);
-    m = calloc(1, sizeof(*m));
-    if (m == NULL)
-        fake_die("no memory");
+    m = fake_new(sizeof(*m));
     m->magic = MODULE;
     m->object = object;
     fake.n_modules++;
@@ -174,10 +204,10 @@ CALL(hipModuleUnload, (void *module))
 
         m->functions = f->next;
         f->magic = 0;
-        free(f);
+        fake_delete(f);
     }
     m->magic = 0;
-    free(m);
+    fake_delete(m);
     fake.n_modules--;
     return fake_leave(0);
 }
@@ -197,9 +227,7 @@ CALL(hipModuleGetFunction, (void **function_p, void *module, const char *name))
         return fake_leave(NOT_FOUND);
     if (emulated < 0 || described < emulated || described > (emulated + 7) / 8 * 8 + 256)
         fake_die("a code object and the emulator differ over a kernel's arguments");
-    f = calloc(1, sizeof(*f));
-    if (f == NULL)
-        fake_die("no memory");
+    f = fake_new(sizeof(*f));
     f->magic = FUNCTION;
     snprintf(f->name, sizeof(f->name), "%s", name);
     f->arch = m->object.arch;
@@ -231,9 +259,7 @@ CALL(hipModuleLaunchKernel, (void *function, unsigned gx, unsigned gy, unsigned 
         fake_add_work(s, (struct work){.kind = RUN, .node = node});
         return fake_leave(0);
     }
-    struct node **end = &s->capture->nodes, *kept = malloc(sizeof(*kept));
-    if (kept == NULL)
-        fake_die("no memory");
+    struct node **end = &s->capture->nodes, *kept = fake_new(sizeof(*kept));
     while (*end != NULL)
         end = &(*end)->next;
     *kept = node;
@@ -247,10 +273,8 @@ CALL(hipModuleLaunchKernel, (void *function, unsigned gx, unsigned gy, unsigned 
 
 static struct graph *new_graph(int magic)
 {
-    struct graph *graph = calloc(1, sizeof(*graph));
+    struct graph *graph = fake_new(sizeof(*graph));
 
-    if (graph == NULL)
-        fake_die("no memory");
     graph->magic = magic;
     *(magic == GRAPH ? &fake.n_graphs : &fake.n_execs) += 1;
     return graph;
@@ -263,11 +287,11 @@ static void free_graph(struct graph *graph)
         struct node *node = graph->nodes;
 
         graph->nodes = node->next;
-        free(node->param);
-        free(node);
+        fake_delete(node->param);
+        fake_delete(node);
     }
     graph->magic = 0;
-    free(graph);
+    fake_delete(graph);
 }
 
 #ifndef FAKE_HIP_WITHOUT_GRAPHS
@@ -311,9 +335,7 @@ CALL(hipGraphInstantiate, (void **exec_p, void *graph, void **node_p, char *log,
     exec = new_graph(EXEC);
     end = &exec->nodes;
     for (struct node *n = from->nodes; n != NULL; n = n->next) {
-        *end = malloc(sizeof(**end));
-        if (*end == NULL)
-            fake_die("no memory");
+        *end = fake_new(sizeof(**end));
         **end = fake_copy_node(n);
         end = &(*end)->next;
         exec->ids[exec->n_nodes++] = n;
@@ -369,7 +391,7 @@ CALL(hipGraphExecKernelNodeSetParams, (void *exec, void *id, const struct node_p
                            NULL};
     struct node *next = node->next;
     changed = fake_copy_node(&changed);
-    free(node->param);
+    fake_delete(node->param);
     *node = changed;
     node->next = next;
     return fake_leave(0);

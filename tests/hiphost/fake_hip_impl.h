@@ -32,6 +32,8 @@ extern struct fake_hip fake;
 extern _Thread_local int fake_bound; /* device */
 
 __attribute__((noreturn)) void fake_die(const char *what);
+void *fake_new(size_t bytes);     /* zeroed; ends the process where there is no memory */
+void fake_delete(void *p);        /* NULL is fine */
 int fake_enter(const char *call); /* what it returns, unless 0, is what the call returns through fake_leave */
 int fake_leave(int result);
 

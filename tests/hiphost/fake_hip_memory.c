@@ -25,10 +25,8 @@ struct block *fake_find_block(const void *p, size_t bytes)
 
 static struct block *add_block(uint8_t *at, size_t bytes, bool is_pinned)
 {
-    struct block *b = calloc(1, sizeof(*b));
+    struct block *b = fake_new(sizeof(*b));
 
-    if (b == NULL)
-        fake_die("no memory");
     *b = (struct block){.at = at, .bytes = bytes, .fd = -1, .is_pinned = is_pinned, .next = blocks};
     blocks = b;
     *(is_pinned ? &fake.n_pinned : &fake.n_blocks) += 1;
@@ -70,7 +68,7 @@ static void drop_block(struct block *b)
         munmap((uint8_t *)((uintptr_t)b->at / PAGE * PAGE - PAGE), b->mapped);
     if (b->fd >= 0)
         close(b->fd);
-    free(b);
+    fake_delete(b);
 }
 
 /* ---- memory: entries ---------------------------------------------------------------------------- */
@@ -237,9 +235,7 @@ CALL(hipImportExternalMemory, (void **external_p, const struct external_what *wh
     ENTER();
     if (what->type != 1 || what->flags != 0 || what->bytes == 0)
         return fake_leave(INVALID_VALUE);
-    x = calloc(1, sizeof(*x));
-    if (x == NULL)
-        fake_die("no memory");
+    x = fake_new(sizeof(*x));
     *x = (struct external){EXTERNAL, dup(what->handle.fd), what->bytes};
     fake.n_externals++;
     *external_p = x;
@@ -270,7 +266,7 @@ CALL(hipDestroyExternalMemory, (void *external))
     ALIVE(x, EXTERNAL);
     x->magic = 0;
     close(x->fd);
-    free(x);
+    fake_delete(x);
     fake.n_externals--;
     return fake_leave(0);
 }

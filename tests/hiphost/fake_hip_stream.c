@@ -11,19 +11,15 @@ struct node fake_copy_node(const struct node *from)
     struct node node = *from;
 
     node.next = NULL;
-    node.param = malloc(from->function->param_bytes);
-    if (node.param == NULL)
-        fake_die("no memory");
+    node.param = fake_new(from->function->param_bytes);
     memcpy(node.param, from->param, from->function->param_bytes);
     return node;
 }
 
 void fake_add_work(struct stream *s, struct work work)
 {
-    struct work *w = malloc(sizeof(*w));
+    struct work *w = fake_new(sizeof(*w));
 
-    if (w == NULL)
-        fake_die("no memory");
     *w = work;
     w->next = NULL;
     *s->end = w;
@@ -64,15 +60,15 @@ static bool run_one(struct stream *s)
         break;
     case RUN:
         run_node(&w->node);
-        free(w->node.param);
+        fake_delete(w->node.param);
         break;
     case RECORD:
         w->event->n_pending--;
         clock_gettime(CLOCK_MONOTONIC, &w->event->at);
         break;
     }
-    free(w->staged);
-    free(w);
+    fake_delete(w->staged);
+    fake_delete(w);
     return true;
 }
 
@@ -93,8 +89,8 @@ CALL(hipStreamCreateWithFlags, (void **stream_p, unsigned flags))
     struct stream *s;
 
     ENTER();
-    s = calloc(1, sizeof(*s));
-    if (s == NULL || flags != 1)
+    s = fake_new(sizeof(*s));
+    if (flags != 1)
         return fake_leave(INVALID_VALUE);
     s->magic = STREAM;
     s->device = fake_bound;
@@ -117,7 +113,7 @@ CALL(hipStreamDestroy, (void *stream))
         from = &(*from)->next;
     *from = s->next;
     s->magic = 0;
-    free(s);
+    fake_delete(s);
     fake.n_streams--;
     return fake_leave(0);
 }
@@ -154,8 +150,8 @@ CALL(hipEventCreateWithFlags, (void **event_p, unsigned flags))
     struct event *e;
 
     ENTER();
-    e = calloc(1, sizeof(*e));
-    if (e == NULL || (flags & ~3u) != 0)
+    e = fake_new(sizeof(*e));
+    if ((flags & ~3u) != 0)
         return fake_leave(INVALID_VALUE);
     e->magic = EVENT;
     e->is_timed = (flags & 2u) == 0;
@@ -173,7 +169,7 @@ CALL(hipEventDestroy, (void *event))
     while (e->n_pending > 0)
         fake_run_everything();
     e->magic = 0;
-    free(e);
+    fake_delete(e);
     fake.n_events--;
     return fake_leave(0);
 }
@@ -257,9 +253,7 @@ CALL(hipMemcpyHtoDAsync, (void *dst, void *src, size_t bytes, void *stream))
         return fake_leave(INVALID_VALUE);
     if (fake_find_block(src, bytes) == NULL) {
         fake.n_unpinned++;
-        work.staged = malloc(bytes);
-        if (work.staged == NULL)
-            fake_die("no memory");
+        work.staged = fake_new(bytes);
         memcpy(work.staged, src, bytes);
         work.src = work.staged;
     }
