@@ -51,10 +51,11 @@ void *fake_new(size_t bytes)
 
 void fake_delete(void *p)
 {
-    struct kept *k = (struct kept *)p - 1;
+    struct kept *k;
 
     if (p == NULL)
         return;
+    k = (struct kept *)p - 1;
     *k->from = k->next;
     if (k->next != NULL)
         k->next->from = k->from;
