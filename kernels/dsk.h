@@ -104,9 +104,11 @@ float dsk_bf16_to_f32(uint16_t bits);
 #define DSK_ISA_AVX512      3 /* AVX-512 F, BW, DQ, VL */
 #define DSK_ISA_AVX512_BF16 4 /* ... and BF16, VBMI */
 
-/* Flags of a GPU. Results stay within the same tolerances; they are for tests and for finding faults. */
+/* Flags of a GPU. With the first two results stay within the same tolerances; they are for tests and for finding faults. */
 #define DSK_DEVICE_PORTABLE  1u /* only kernels that run on every architecture */
 #define DSK_DEVICE_NO_GRAPHS 2u /* launch directly instead of replaying recorded launches; same bits */
+#define DSK_DEVICE_FP8                                                                                       \
+    4u /* HIP alone: attend of raw_512_64 rounds q and weights to e4m3: faster, less exact */
 
 struct dsk_device;
 struct dsk_stream;
@@ -117,7 +119,8 @@ struct dsk_device_config {
     int32_t ordinal;   /* which of its kind, from 0 */
     int32_t n_threads; /* CPU: threads that compute, the caller's included; 0 = all the process may run on */
     int32_t isa;       /* CPU: DSK_ISA_*; an instruction set that the processor lacks is refused */
-    uint32_t flags;    /* GPUs: DSK_DEVICE_PORTABLE, DSK_DEVICE_NO_GRAPHS; the CPU ignores them */
+    uint32_t
+        flags; /* GPUs: DSK_DEVICE_PORTABLE, DSK_DEVICE_NO_GRAPHS, which the CPU ignores; DSK_DEVICE_FP8 */
 };
 
 struct dsk_device_info {

@@ -159,8 +159,12 @@ dsk_status dsk_check_config(const struct dsk_device_config *config, struct dsk_e
         return status;
     if ((status = check_range(&at, "n_threads", config->n_threads, 0, N_THREADS_MAX)) != DSK_OK)
         return status;
-    if ((status = check_flags(&at, config->flags, DSK_DEVICE_PORTABLE | DSK_DEVICE_NO_GRAPHS)) != DSK_OK)
+    if ((status =
+             check_flags(&at, config->flags, DSK_DEVICE_PORTABLE | DSK_DEVICE_NO_GRAPHS | DSK_DEVICE_FP8))
+        != DSK_OK)
         return status;
+    if ((config->flags & DSK_DEVICE_FP8) != 0 && config->kind != DSK_DEVICE_HIP)
+        return bad(&at, "flags", config->flags, "only HIP has attend kernels in e4m3");
     return check_range(&at, "isa", config->isa, DSK_ISA_AUTO, DSK_ISA_AVX512_BF16);
 }
 

@@ -214,10 +214,10 @@ static bool plan_sm90(const struct gpu_props *props, const struct gpu_attend_sha
 #endif
 
 static dsk_status plan_attend(const struct gpu_props *props, const struct gpu_attend_shape *shape,
-                              bool is_portable, struct gpu_attend_plan *plan_p, struct dsk_err *err)
+                              uint32_t flags, struct gpu_attend_plan *plan_p, struct dsk_err *err)
 {
     memset(plan_p, 0, sizeof(*plan_p));
-    if (!is_portable && plan_sm90(props, shape, plan_p))
+    if ((flags & DSK_DEVICE_PORTABLE) == 0 && plan_sm90(props, shape, plan_p))
         return DSK_OK;
     return plan_mma(props, shape, plan_p, err);
 }

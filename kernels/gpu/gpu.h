@@ -97,10 +97,9 @@ struct gpu_code {
     int32_t
         dependent_arch;  /* major on which the kernels of enum gpu_function wait for the stream themselves */
     int32_t upload_rows; /* of an attend's argument block that a launch may carry; 0 to GPU_UPLOAD_ROWS */
-    /* DSK_E_UNSUPPORTED: not served. is_portable: never a kernel that is for one architecture alone. Partial results
-     * of one row take at most GPU_PART_BYTES. */
+    /* DSK_E_UNSUPPORTED: not served. flags: of the device. Partial results of one row take at most GPU_PART_BYTES. */
     dsk_status (*plan_attend)(const struct gpu_props *props, const struct gpu_attend_shape *shape,
-                              bool is_portable, struct gpu_attend_plan *plan_p, struct dsk_err *err);
+                              uint32_t flags, struct gpu_attend_plan *plan_p, struct dsk_err *err);
 };
 
 /* ---- device ---------------------------------------------------------------------------------- */

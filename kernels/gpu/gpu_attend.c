@@ -132,7 +132,7 @@ static bool fits(const struct gpu_attend_plan *plan)
 static dsk_status plan_of(const struct gpu_device *gpu, const struct gpu_attend_shape *shape,
                           struct gpu_attend_plan *plan, struct dsk_err *err)
 {
-    return gpu->code->plan_attend(&gpu->props, shape, (gpu->flags & DSK_DEVICE_PORTABLE) != 0, plan, err);
+    return gpu->code->plan_attend(&gpu->props, shape, gpu->flags, plan, err);
 }
 
 /* Fewer of the *n_p rows, until their partial results fit the scratch. One row's always do. */

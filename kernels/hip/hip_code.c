@@ -63,6 +63,8 @@ static const struct gpu_kernel KERNELS[] = {
     {"attend_bf16_256_h64", UNIT_attend, false},
     {"attend_raw_512_64_h16", UNIT_attend, false},
     {"attend_raw_512_64_h64", UNIT_attend, false},
+    {"attend_fp8_raw_512_64_h16", UNIT_attend, false},
+    {"attend_fp8_raw_512_64_h64", UNIT_attend, false},
     {"attend_combine", UNIT_attend, false},
 #endif
 };
@@ -85,19 +87,20 @@ static int32_t find_kernel(const char *name)
     return -1;
 }
 
-/* The kernels' LDS is part of their code: launches ask for none. */
+/* The kernels' LDS is part of their code: launches ask for none. Every kernel is for one architecture, so PORTABLE changes
+ * nothing. */
 static dsk_status plan_attend(const struct gpu_props *props, const struct gpu_attend_shape *shape,
-                              bool is_portable, struct gpu_attend_plan *plan, struct dsk_err *err)
+                              uint32_t flags, struct gpu_attend_plan *plan, struct dsk_err *err)
 {
     const struct dsk_layout *layout = dsk_layout_get(shape->layout);
     const uint32_t heads =
         shape->h_q <= 2 * ATTEND_HIP_FEW_HEADS ? ATTEND_HIP_FEW_HEADS : ATTEND_HIP_MANY_HEADS;
     const uint32_t n_blocks = ((uint32_t)shape->h_q + heads - 1) / heads;
+    const bool is_fp8 = (flags & DSK_DEVICE_FP8) != 0 && shape->layout == DSK_LAYOUT_RAW_512_64;
     char name[48];
 
-    (void)is_portable; /* every kernel is for one architecture here */
     memset(plan, 0, sizeof(*plan));
-    snprintf(name, sizeof(name), "attend_%s_h%u", layout->name, heads);
+    snprintf(name, sizeof(name), "attend_%s%s_h%u", is_fp8 ? "fp8_" : "", layout->name, heads);
     plan->main.function = find_kernel(name);
     plan->combine.function = -1;
     if (plan->main.function < 0)
@@ -121,9 +124,9 @@ static dsk_status plan_attend(const struct gpu_props *props, const struct gpu_at
 #else
 
 static dsk_status plan_attend(const struct gpu_props *props, const struct gpu_attend_shape *shape,
-                              bool is_portable, struct gpu_attend_plan *plan_p, struct dsk_err *err)
+                              uint32_t flags, struct gpu_attend_plan *plan_p, struct dsk_err *err)
 {
-    (void)is_portable;
+    (void)flags;
     (void)plan_p;
     return dsk_fail(err, DSK_E_UNSUPPORTED, "layout", shape->layout, "this build has no attend kernel for %s",
                     props->arch);

@@ -581,8 +581,9 @@ int bench_gpu(const struct dsk_device_config *config, const char *json, bool is_
     for (int i = 0; i < MAX_EVENTS; i++)
         must(dsk_gpu_event_create_timed(b.dev, &b.events[i]), NULL, "event");
     b.info = dsk_device_get_info(b.dev);
-    printf("dsk-bench %s on %s, %s%s%s\n", DSA_VERSION_STRING, b.info->name, b.info->arch,
+    printf("dsk-bench %s on %s, %s%s%s%s\n", DSA_VERSION_STRING, b.info->name, b.info->arch,
            (config->flags & DSK_DEVICE_PORTABLE) != 0 ? ", portable kernels" : "",
+           (config->flags & DSK_DEVICE_FP8) != 0 ? ", raw_512_64 in e4m3" : "",
            (config->flags & DSK_DEVICE_NO_GRAPHS) != 0 ? ", no graphs" : "");
     measure_machine(&b);
     printf("\n%-13s %-14s %-24s %8s %8s %8s %8s %8s %8s %8s %6s\n", "operation", "layout", "shape", "call us",

@@ -32,6 +32,7 @@ static const char help[] =
     "run\n"
     "  --ordinal N       which device of that kind (default 0)\n"
     "  --portable        GPUs: only kernels that run on every architecture\n"
+    "  --fp8             HIP: attend of raw_512_64 in e4m3, less exact\n"
     "  --no-graphs       GPUs: launch directly instead of replaying recorded launches\n"
     "  --isa NAME        auto, generic, avx2, avx512 or avx512bf16 (default auto: the best this processor "
     "has)\n"
@@ -451,11 +452,11 @@ static int bad_value(const char *flag, const char *text)
 /* 0: go on; else exit with the status - 1. */
 static int parse(int argc, char **argv, struct options *o)
 {
-    static const struct option table[] = {{"device", 1, NULL, 'd'},    {"isa", 1, NULL, 'i'},
-                                          {"threads", 1, NULL, 't'},   {"json", 1, NULL, 'j'},
-                                          {"quick", 0, NULL, 'q'},     {"help", 0, NULL, 'h'},
-                                          {"ordinal", 1, NULL, 'o'},   {"portable", 0, NULL, 'p'},
-                                          {"no-graphs", 0, NULL, 'g'}, {NULL, 0, NULL, 0}};
+    static const struct option table[] = {
+        {"device", 1, NULL, 'd'},  {"isa", 1, NULL, 'i'},      {"threads", 1, NULL, 't'},
+        {"json", 1, NULL, 'j'},    {"quick", 0, NULL, 'q'},    {"help", 0, NULL, 'h'},
+        {"ordinal", 1, NULL, 'o'}, {"portable", 0, NULL, 'p'}, {"no-graphs", 0, NULL, 'g'},
+        {"fp8", 0, NULL, '8'},     {NULL, 0, NULL, 0}};
     static const char *const isas[] = {"auto", "generic", "avx2", "avx512", "avx512bf16"};
     char *end;
     int opt;
@@ -477,6 +478,9 @@ static int parse(int argc, char **argv, struct options *o)
             break;
         case 'p':
             o->config.flags |= DSK_DEVICE_PORTABLE;
+            break;
+        case '8':
+            o->config.flags |= DSK_DEVICE_FP8;
             break;
         case 'g':
             o->config.flags |= DSK_DEVICE_NO_GRAPHS;

@@ -466,7 +466,10 @@ START_TEST(devices_that_are_not_there_are_refused)
                  {{.kind = DSK_DEVICE_CPU, .n_threads = -1}, "n_threads"},
                  {{.kind = DSK_DEVICE_CPU, .n_threads = INT32_MAX}, "n_threads"},
                  {{.kind = DSK_DEVICE_CPU, .isa = 5}, "isa"},
-                 {{.kind = DSK_DEVICE_CPU, .isa = -1}, "isa"}};
+                 {{.kind = DSK_DEVICE_CPU, .isa = -1}, "isa"},
+                 {{.kind = DSK_DEVICE_CUDA, .flags = 8}, "flags"},
+                 {{.kind = DSK_DEVICE_CPU, .flags = DSK_DEVICE_FP8}, "flags"},
+                 {{.kind = DSK_DEVICE_CUDA, .flags = DSK_DEVICE_FP8}, "flags"}};
     struct dsk_device *const untouched = (struct dsk_device *)(uintptr_t)0x10;
 
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {

@@ -111,6 +111,47 @@ START_TEST(scales_of_wildly_different_size)
 }
 END_TEST
 
+/* The mode that rounds to e4m3 is taken where it was asked for and there is one, and nowhere else: raw rows come out near, with other
+ * bits; every other layout gives the bits that it always gives. */
+START_TEST(e4m3_products_are_for_raw_rows_alone)
+{
+    const uint32_t layout = (uint32_t)(1 + _i);
+    struct gpu g, rounding;
+    struct kit_pool pool;
+
+    if (gpu_kit_kind() != DSK_DEVICE_HIP)
+        TEST_SKIP("only HIP has attend kernels in e4m3");
+    GPU_OPEN_ATTEND(&g, 0);
+    GPU_OPEN_ATTEND(&rounding, DSK_DEVICE_FP8);
+    kit_pool_make(&g.kit, &pool, layout, 300, 1);
+    for (int many = 0; many < 2; many++) {
+        struct gpu_case r = {.a = gpu_shape(&g, &pool, 3, many ? 40 : 8, 400)}, f;
+
+        r.a.out_dtype = DSK_DTYPE_F32;
+        f = r;
+        gpu_case_init(&g, &r, 0);
+        gpu_case_init(&rounding, &f, 0);
+        gpu_case_launch(&g, &r);
+        gpu_case_launch(&rounding, &f);
+        gpu_case_fetch(&g, &r);
+        gpu_case_fetch(&rounding, &f);
+        gpu_case_compare(&g, &r, "without rounding");
+        if (layout != DSK_LAYOUT_RAW_512_64) {
+            gpu_expect_bytes(f.out, r.out, r.out_bytes, "a layout without such kernels");
+            continue;
+        }
+        const int64_t n = r.out_bytes / 4;
+        double *want = kit_alloc(&g.kit, 8 * n);
+        for (int64_t i = 0; i < n; i++)
+            want[i] = (double)((float *)(void *)r.out)[i];
+        const struct ref64_diff diff = ref64_compare((float *)(void *)f.out, want, n, INFINITY, 0, -1);
+        KIT_EXPECT(diff.cosine > 1e-9 && diff.cosine < 2e-3, "cosine distance %g", diff.cosine);
+    }
+    gpu_close(&g);
+    gpu_close(&rounding);
+}
+END_TEST
+
 /* ---- graphs ----------------------------------------------------------------------------------- */
 
 static uint64_t replays(struct gpu *g)
@@ -345,6 +386,7 @@ int test_suites(Suite **suites_p, int max)
     tcase_add_loop_test(c, attend_matches_float64, 0, N_FLAG_SETS * (DSK_LAYOUT_COUNT - 1));
     tcase_add_loop_test(c, rows_that_nothing_names_do_no_harm, 0, N_PORTABLE * (DSK_LAYOUT_COUNT - 1));
     tcase_add_loop_test(c, scales_of_wildly_different_size, 0, N_PORTABLE * 3);
+    tcase_add_loop_test(c, e4m3_products_are_for_raw_rows_alone, 0, DSK_LAYOUT_COUNT - 1);
     tcase_add_loop_test(c, replay_sees_every_change, 0, N_PORTABLE);
     tcase_add_loop_test(c, keys_that_look_alike_do_not_mix, 0, N_PORTABLE);
     tcase_add_test(c, old_graphs_give_way_to_new_ones);
