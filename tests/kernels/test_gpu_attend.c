@@ -1,6 +1,8 @@
 /* Attend on the GPU backends against float64, and recorded launches against direct ones, bit for bit.
  * Without a device each test is skipped and says why. */
 #include <math.h>
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -274,6 +276,86 @@ START_TEST(keys_that_look_alike_do_not_mix)
 }
 END_TEST
 
+/* What another thread does on a device of its own, on the same card. */
+struct neighbour {
+    atomic_bool is_over;
+    int n_rounds;
+    dsk_status status; /* the first that was not DSK_OK */
+};
+
+static dsk_status disturb(struct dsk_device *dev, struct dsk_stream *s, struct dsk_event *event)
+{
+    uint64_t addr = 0, word = 0;
+    bool is_done;
+    dsk_status status = dsk_mem_alloc(dev, 1 << 20, &addr);
+
+    if (status != DSK_OK)
+        return status;
+    status = dsk_copy_in(s, addr, &word, sizeof(word));
+    if (status == DSK_OK)
+        status = dsk_event_record(event, s);
+    if (status == DSK_OK)
+        status = dsk_event_is_done(event, &is_done);
+    if (status == DSK_OK)
+        status = dsk_copy_out(s, &word, addr, sizeof(word));
+    if (status == DSK_OK)
+        status = dsk_stream_sync(s);
+    dsk_mem_free(dev, addr);
+    return status;
+}
+
+static void *live_next_door(void *user)
+{
+    const struct dsk_device_config config = {.kind = gpu_kit_kind()};
+    struct neighbour *n = user;
+    struct dsk_device *dev = NULL;
+    struct dsk_stream *s = NULL;
+    struct dsk_event *event = NULL;
+
+    n->status = dsk_device_open(&config, &dev, NULL);
+    if (n->status == DSK_OK)
+        n->status = dsk_stream_create(dev, &s);
+    if (n->status == DSK_OK)
+        n->status = dsk_event_create(dev, &event);
+    while (n->status == DSK_OK && (!atomic_load(&n->is_over) || n->n_rounds < 10)) {
+        n->status = disturb(dev, s, event);
+        n->n_rounds++;
+    }
+    dsk_event_destroy(event);
+    dsk_stream_destroy(s);
+    dsk_device_close(dev);
+    return NULL;
+}
+
+/* Recording is of one thread: allocations, copies and events of another neither spoil it nor fail. */
+START_TEST(recordings_go_on_beside_another_thread)
+{
+    enum { n_recordings = GPU_SIZE(500, 100) };
+    struct neighbour neighbour = {.status = DSK_OK};
+    struct gpu g;
+    struct kit_pool pool;
+    pthread_t thread;
+
+    GPU_OPEN_ATTEND(&g, 0);
+    kit_pool_make(&g.kit, &pool, DSK_LAYOUT_SCALED_256_0, 64, 1);
+    struct gpu_case r = {.a = gpu_shape(&g, &pool, 1, 1, 8)};
+    gpu_case_init(&g, &r, 0);
+    ck_assert_int_eq(pthread_create(&thread, NULL, live_next_door, &neighbour), 0);
+    for (int i = 0; i < n_recordings; i++) {
+        gpu_must(&g, dsk_stream_sync(g.s));
+        dsk_gpu_graph_drop(dsk_gpu_stream(g.s));
+        gpu_case_launch(&g, &r);
+    }
+    gpu_case_fetch(&g, &r);
+    gpu_case_compare(&g, &r, "beside another thread");
+    atomic_store(&neighbour.is_over, true);
+    ck_assert_int_eq(pthread_join(thread, NULL), 0);
+    ck_assert_int_eq(neighbour.status, DSK_OK);
+    ck_assert_uint_eq(captures(&g), n_recordings);
+    gpu_close(&g);
+}
+END_TEST
+
 START_TEST(old_graphs_give_way_to_new_ones)
 {
     struct gpu g;
@@ -389,6 +471,7 @@ int test_suites(Suite **suites_p, int max)
     tcase_add_loop_test(c, e4m3_products_are_for_raw_rows_alone, 0, DSK_LAYOUT_COUNT - 1);
     tcase_add_loop_test(c, replay_sees_every_change, 0, N_PORTABLE);
     tcase_add_loop_test(c, keys_that_look_alike_do_not_mix, 0, N_PORTABLE);
+    tcase_add_test(c, recordings_go_on_beside_another_thread);
     tcase_add_test(c, old_graphs_give_way_to_new_ones);
     tcase_add_loop_test(c, bits_do_not_depend_on_company, 0, N_PORTABLE);
     tcase_add_test(c, many_launches_in_flight);
