@@ -19,6 +19,7 @@
     X(DSA_E_ACCESS, -10, "ACCESS_DENIED", 7, 1, "the region or method does not grant this access")           \
     X(DSA_E_PRECONDITION, -11, "FAILED_PRECONDITION", 9, 1, "the object is not in a state that allows this") \
     X(DSA_E_BAD_FD, -12, "BAD_FD", 9, 1, "the file descriptor is missing or cannot be used")                 \
+    X(DSA_E_UNAUTHENTICATED, -13, "UNAUTHENTICATED", 16, 1, "the call carries no token that is known")       \
     /* the request is fine: later it may succeed */                                                          \
     X(DSA_E_NO_PAGES, -20, "NO_PAGES", 8, 1, "the KV pool has not enough free pages")                        \
     X(DSA_E_QUEUE_FULL, -21, "QUEUE_FULL", 8, 1, "too many requests wait already")                           \

@@ -33,7 +33,7 @@ struct option_row {
 
 static const struct option_row options[] = {
     TEXT("listen", listen, "unix:/run/dsad/dsad.sock", "Listening", "gRPC socket: unix:/path, or none"),
-    TEXT("tcp", tcp, "", NULL, "plain-text gRPC on host:port as well; keep it on loopback"),
+    TEXT("tcp", tcp, "", NULL, "gRPC on host:port as well; without tls-cert plain text: keep it on loopback"),
     TEXT("fd-socket", fd_socket, "", NULL,
          "socket that takes file descriptors (default: the unix path + .fd)"),
     NUMBER(OPT_OCTAL, "socket-mode", socket_mode, "0660", 0, 0777, NULL,
@@ -41,6 +41,19 @@ static const struct option_row options[] = {
     NUMBER(OPT_UINT, "max-connections", max_connections, "256", 1, 65536, NULL, "connections at a time"),
     TEXT("http", http, "", NULL, "plain HTTP on host:port: /startupz, /readyz, /livez, /metrics"),
     TEXT("health", health, "", NULL, "plain gRPC on host:port that answers grpc.health.v1 alone, for probes"),
+    TEXT("socket-owner", socket_owner, "", NULL, "user:group of both sockets, names or numbers"),
+
+    TEXT("tls-cert", tls_cert, "", "Security", "TLS on the TCP address: certificate and its chain, PEM"),
+    TEXT("tls-key", tls_key, "", NULL, "its key, PEM without a password"),
+    TEXT("tls-client-ca", tls_client_ca, "", NULL,
+         "authorities of client certificates, PEM; when given, every client needs one"),
+    NUMBER(OPT_UINT, "tls-reload-seconds", tls_reload_s, "60", 0, 86400, NULL,
+           "look at these files this often and use what is new (0: only on SIGHUP)"),
+    NUMBER(OPT_US, "tls-handshake-timeout", tls_handshake_timeout_us, "10s", 1000, 600000000, NULL,
+           "a client that has not finished its TLS handshake after this is dropped"),
+    TEXT("auth-token-file", auth_token_file, "", NULL,
+         "tokens, one a line: calls over TCP need `authorization: Bearer TOKEN` then"),
+    TEXT("admin", admin, "unix", NULL, "where Drain is taken: unix, any"),
 
     TEXT("device", device, "cpu", "Serving", "device kind that holds the KV pool: cpu, cuda, hip"),
     NUMBER(OPT_UINT, "device-ordinal", device_ordinal, "0", 0, 63, NULL, "which device of its kind"),
@@ -391,7 +404,7 @@ static const char *quoted(const char *field, char *text)
 void srv_config_print(const struct srv_config *config, FILE *out)
 {
     static const char *const origins[] = {"", "  # file", "  # environment", "  # flag"};
-    char text[300];
+    char text[2 * sizeof(config->tls_cert) + 8];
 
     for (size_t i = 0; i < N_OPTIONS; i++) {
         const char *field = (const char *)config + options[i].offset;

@@ -10,7 +10,7 @@
 
 #include "server/core/err.h"
 
-#define SRV_MAX_OPTIONS 64
+#define SRV_MAX_OPTIONS 96
 
 struct srv_config {
     /* where it listens */
@@ -19,8 +19,17 @@ struct srv_config {
     char fd_socket[108];  /* path; "" = the unix path with ".fd" appended */
     uint64_t socket_mode; /* octal permission bits of both sockets */
     uint64_t max_connections;
-    char http[64];   /* "host:port" of probes and metrics over HTTP, or "" */
-    char health[64]; /* "host:port" of gRPC health alone, or "" */
+    char http[64];         /* "host:port" of probes and metrics over HTTP, or "" */
+    char health[64];       /* "host:port" of gRPC health alone, or "" */
+    char socket_owner[64]; /* "user", "user:group", ":group", names or numbers; "" = as they are made */
+    /* security */
+    char tls_cert[256]; /* paths; "" = TCP is plain text */
+    char tls_key[256];
+    char tls_client_ca[256]; /* "" = clients need no certificate */
+    uint64_t tls_reload_s;   /* 0 = never */
+    uint64_t tls_handshake_timeout_us;
+    char auth_token_file[256]; /* "" = no token is wanted */
+    char admin[8];             /* "unix" or "any" */
     /* what it serves */
     char device[16]; /* "cpu", "cuda" or "hip" */
     uint64_t device_ordinal;

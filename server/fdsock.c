@@ -221,6 +221,7 @@ dsa_status srv_fdsock_open(struct srv_loop *loop, const struct srv_fdsock_config
         .unix_path = config->path,
         .socket_type = SOCK_SEQPACKET,
         .mode = config->mode,
+        .owner = config->owner,
         .max_connections = config->max_connections + CLOSING_ROOM, /* on_accept keeps the cap */
         .accept = on_accept,
         .arg = fdsock,

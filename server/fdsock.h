@@ -7,6 +7,7 @@
 #include "server/core/err.h"
 
 struct srv_loop;
+struct srv_owner;
 struct srv_fdsock;
 
 /* A client offers a descriptor for a session. Takes fd when it returns DSA_OK; otherwise fdsock closes it. */
@@ -19,6 +20,7 @@ struct srv_fdsock_config {
     uint32_t max_connections;
     srv_fdsock_offer offer;
     void *arg;
+    const struct srv_owner *owner; /* as srv_listener_config's */
 };
 
 /* Errors as srv_listener_open. */

@@ -111,6 +111,8 @@ static dsa_status open_unix(struct srv_listener *listener, struct srv_err *err)
     umask(old_mask);
     if (bound != 0)
         return fail_system(err, listener->config.flag, path, "cannot bind");
+    if (listener->config.owner && chown(path, listener->config.owner->uid, listener->config.owner->gid) != 0)
+        return fail_system(err, "socket-owner", path, "cannot change the owner");
     return listen(listener->fd, BACKLOG) == 0
                ? DSA_OK
                : fail_system(err, listener->config.flag, path, "cannot listen");
@@ -137,9 +139,12 @@ static dsa_status open_tcp(struct srv_listener *listener, struct srv_err *err)
     if (getsockname(listener->fd, (struct sockaddr *)&address, &n) != 0)
         return fail_system(err, flag, text, "cannot read the bound address");
     listener->port = srv_address_port(&address);
-    if (!srv_address_is_loopback(&address) && !listener->config.is_public)
-        srv_log(SRV_LOG_WARN, "plain-text gRPC leaves loopback: anyone who reaches it can use it address=%s",
-                text);
+    if (!srv_address_is_loopback(&address) && !listener->config.is_public && !listener->config.is_encrypted)
+        srv_log(
+            SRV_LOG_WARN,
+            "plain-text gRPC leaves loopback: anyone on the way can read it; set tls-cert and tls-key, and "
+            "tls-client-ca or auth-token-file address=%s",
+            text);
     return DSA_OK;
 }
 
@@ -173,9 +178,21 @@ static void log_peer(const struct srv_listener *listener, int fd)
         srv_log(SRV_LOG_DEBUG, "connection accepted address=%s", listener->config.tcp);
 }
 
+/* Keepalive: a peer that vanished without a word is noticed after two minutes, and its place is free again. */
+static void prepare_tcp(int fd)
+{
+    int one = 1, idle_s = 60, every_s = 15, times = 4;
+
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
+    setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &one, sizeof(one));
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof(idle_s));
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &every_s, sizeof(every_s));
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &times, sizeof(times));
+}
+
 static void take_connection(struct srv_listener *listener, int fd)
 {
-    int one = 1, send_buffer = UNIX_SEND_BUFFER;
+    int send_buffer = UNIX_SEND_BUFFER;
 
     if (listener->n_connections == listener->config.max_connections)
         sweep(listener);
@@ -189,7 +206,7 @@ static void take_connection(struct srv_listener *listener, int fd)
     if (listener->config.unix_path)
         setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &send_buffer, sizeof(send_buffer));
     else
-        setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
+        prepare_tcp(fd);
     log_peer(listener, fd);
     listener->config.accept(listener->config.arg, fd);
 }

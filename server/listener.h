@@ -9,6 +9,7 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+#include <sys/types.h>
 
 #include "server/core/err.h"
 
@@ -18,13 +19,20 @@ struct srv_listener;
 /* Called with an accepted, non-blocking, close-on-exec socket, which it takes. */
 typedef void (*srv_listener_accept)(void *arg, int fd);
 
+struct srv_owner {
+    uid_t uid; /* -1: as it is */
+    gid_t gid;
+};
+
 struct srv_listener_config {
-    const char *flag;      /* the setting it comes from, for errors */
-    const char *unix_path; /* NULL or a path; one of the two is given */
-    const char *tcp;       /* "host:port"; numeric host or "localhost" */
-    int socket_type;       /* SOCK_STREAM or SOCK_SEQPACKET (unix only) */
-    unsigned mode;         /* permission bits of the unix socket */
-    bool is_public;        /* meant to be reached from elsewhere: no warning when TCP leaves loopback */
+    const char *flag;              /* the setting it comes from, for errors */
+    const char *unix_path;         /* NULL or a path; one of the two is given */
+    const char *tcp;               /* "host:port"; numeric host or "localhost" */
+    int socket_type;               /* SOCK_STREAM or SOCK_SEQPACKET (unix only) */
+    unsigned mode;                 /* permission bits of the unix socket */
+    const struct srv_owner *owner; /* of the unix socket; NULL = as it is made */
+    bool is_encrypted;             /* TCP: accept speaks TLS, so it may leave loopback */
+    bool is_public; /* meant to be reached from elsewhere: no warning when TCP leaves loopback */
     uint32_t max_connections;
     srv_listener_accept accept;
     void *arg;

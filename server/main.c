@@ -27,6 +27,7 @@
 #include "server/loop.h"
 #include "server/metrics.h"
 #include "server/rpc.h"
+#include "server/security.h"
 #include "server/status.h"
 #include "server/svc.h"
 #include "server/wire.h"
@@ -43,7 +44,7 @@
 #endif
 #define GOAWAY_US 200000 /* what clients get to answer the goodbye before their calls are cancelled */
 
-enum phase { SERVING, DRAINING, SAYING_GOODBYE, CANCELLING };
+enum phase { SERVING, DRAINING, SAYING_GOODBYE, CANCELLING, CUTTING };
 
 struct server {
     struct srv_config config;
@@ -52,6 +53,7 @@ struct server {
     uint32_t n_pages;
     uint32_t layout;
     uint32_t write_rule;
+    struct srv_security security;
     struct svc *svc;
     struct rpc *rpc;
     struct rpc_bell *worker_bell;
@@ -297,6 +299,7 @@ static void enter_phase(struct server *server, enum phase phase, uint64_t length
 
 static void close_sockets(struct server *server)
 {
+    srv_security_drain(&server->security);
     srv_listener_close(server->unix_listener);
     srv_listener_close(server->tcp_listener);
     srv_listener_close(server->health_listener);
@@ -321,6 +324,9 @@ static void on_drain_tick(void *arg)
     } else if (server->phase == SAYING_GOODBYE && !rpc_is_down(server->rpc) && is_late) {
         rpc_cancel_all(server->rpc);
         enter_phase(server, CANCELLING, GOAWAY_US);
+    } else if (server->phase == CANCELLING && !rpc_is_down(server->rpc) && is_late) {
+        rpc_cut(server->rpc);
+        enter_phase(server, CUTTING, GOAWAY_US);
     }
     if (server->phase >= SAYING_GOODBYE && rpc_is_down(server->rpc) && svc_is_idle(server->svc)
         && !server->svc->leases)
@@ -351,7 +357,7 @@ static void on_signal(void *arg, int signum)
     struct server *server = arg;
 
     if (signum == SIGHUP) {
-        srv_log(SRV_LOG_INFO, "SIGHUP ignored: nothing can be reloaded");
+        srv_security_reload(&server->security, NULL);
     } else if (server->n_stop_signals++ == 0) {
         begin_drain(server, server->config.drain_grace_us);
     } else {
@@ -384,17 +390,9 @@ static void set_sleeping(void *arg, bool is_sleeping)
     svc_set_sleeping(((struct server *)arg)->svc, is_sleeping);
 }
 
-/* The port for probes is open to the whole network: it answers probes, and nothing else. */
 static bool admit(struct rpc_call *call)
 {
-    static const char health[] = "/grpc.health.v1.Health/";
-
-    if (rpc_call_origin(call) != RPC_ORIGIN_HEALTH
-        || strncmp(rpc_call_path(call), health, sizeof(health) - 1) == 0)
-        return true;
-    rpc_finish(call, srv_status_grpc_code(DSA_E_ACCESS),
-               "ACCESS_DENIED: this port answers grpc.health.v1 alone", NULL, 0);
-    return false;
+    return srv_security_admit(((struct svc *)rpc_call_service(call))->security, call);
 }
 
 static dsa_status start_rpc(struct server *server, struct srv_err *err)
@@ -419,17 +417,14 @@ static dsa_status start_rpc(struct server *server, struct srv_err *err)
         return srv_fail(err, DSA_E_NO_MEMORY, "worker", "%s", "", "no memory for a doorbell");
     rc = srv_loop_create(server->rpc, config->spin_us, &hooks, &server->loop, err);
     server->svc->loop = server->loop;
+    if (rc == DSA_OK)
+        rc = srv_security_start(&server->security, config, server->loop, server->rpc, err);
     return rc;
 }
 
 static void add_local(void *arg, int fd)
 {
     rpc_add_fd(((struct server *)arg)->rpc, fd, RPC_ORIGIN_UNIX);
-}
-
-static void add_remote(void *arg, int fd)
-{
-    rpc_add_fd(((struct server *)arg)->rpc, fd, RPC_ORIGIN_TCP);
 }
 
 static void add_health(void *arg, int fd)
@@ -444,12 +439,14 @@ static dsa_status open_sockets(struct server *server, struct srv_err *err)
         .flag = "listen",
         .socket_type = SOCK_STREAM,
         .mode = (unsigned)config->socket_mode,
+        .owner = &server->security.owner,
         .max_connections = (uint32_t)config->max_connections,
         .accept = add_local,
         .arg = server,
     };
-    struct srv_fdsock_config fdsock = {server->fd_path, (unsigned)config->socket_mode,
-                                       (uint32_t)config->max_connections, svc_session_offer, server->svc};
+    struct srv_fdsock_config fdsock = {
+        server->fd_path, (unsigned)config->socket_mode, (uint32_t)config->max_connections, svc_session_offer,
+        server->svc,     &server->security.owner};
     dsa_status rc = DSA_OK;
 
     listener.unix_path = server->unix_path;
@@ -460,13 +457,17 @@ static dsa_status open_sockets(struct server *server, struct srv_err *err)
     listener.unix_path = NULL;
     listener.flag = "tcp";
     listener.tcp = config->tcp;
-    listener.accept = add_remote;
+    listener.is_encrypted = server->security.tls != NULL;
+    listener.accept = srv_security_accept;
+    listener.arg = &server->security;
     if (rc == DSA_OK && config->tcp[0] != '\0')
         rc = srv_listener_open(server->loop, &listener, &server->tcp_listener, err);
     listener.flag = "health";
     listener.tcp = config->health;
     listener.accept = add_health;
+    listener.arg = server;
     listener.is_public = true;
+    listener.is_encrypted = false;
     if (rc == DSA_OK && config->health[0] != '\0')
         rc = srv_listener_open(server->loop, &listener, &server->health_listener, err);
     return rc;
@@ -514,9 +515,11 @@ static dsa_status start(struct server *server, struct srv_err *err)
     dsa_status rc;
 
     if ((rc = derive_config(server, err)) != DSA_OK || (rc = derive_paths(server, err)) != DSA_OK
+        || (rc = srv_security_init(&server->security, &server->config, err)) != DSA_OK
         || (rc = start_http(server, err)) != DSA_OK
         || (rc = svc_create(&server->config, &server->metrics, &server->health, &server->svc, err)) != DSA_OK)
         return rc;
+    server->svc->security = &server->security;
     wire_keep_blocks(SPARE_BLOCKS);
     server->svc->layout = dsk_layout_get(server->layout);
     server->svc->n_pages = server->n_pages;
@@ -548,6 +551,7 @@ static void stop(struct server *server)
     srv_http_stop(server->http);
     srv_worker_stop(server->svc->worker);
     svc_settle(server->svc, true);
+    srv_security_stop(&server->security);
     srv_loop_destroy(server->loop);
     rpc_bell_destroy(server->worker_bell);
     rpc_destroy(server->rpc);
@@ -555,6 +559,7 @@ static void stop(struct server *server)
     svc_destroy(server->svc);
     wire_keep_blocks(0);
     srv_descriptors_unload();
+    srv_security_fini(&server->security);
 }
 
 static void report(const struct server *server)
@@ -569,7 +574,8 @@ static void report(const struct server *server)
             server->fd_path[0] != '\0' ? server->fd_path : "none",
             server->config.tcp[0] != '\0' ? server->config.tcp : "none");
     if (server->tcp_listener)
-        srv_log(SRV_LOG_INFO, "tcp port=%d", srv_listener_port(server->tcp_listener));
+        srv_log(SRV_LOG_INFO, "tcp port=%d tls=%s", srv_listener_port(server->tcp_listener),
+                server->security.tls ? "on" : "off");
     if (server->health_listener)
         srv_log(SRV_LOG_INFO, "health port=%d", srv_listener_port(server->health_listener));
     if (server->http)
@@ -638,8 +644,10 @@ static int check(struct server *server)
 {
     struct srv_err err = {0};
 
-    if (derive_config(server, &err) != DSA_OK || derive_paths(server, &err) != DSA_OK)
+    if (derive_config(server, &err) != DSA_OK || derive_paths(server, &err) != DSA_OK
+        || srv_security_init(&server->security, &server->config, &err) != DSA_OK)
         return fail(&err);
+    srv_security_fini(&server->security);
     printf("the configuration is sound\n");
     return 0;
 }

@@ -11,6 +11,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "server/clock.h"
@@ -77,6 +79,12 @@ struct rpc_call {
     grpc_metadata trailing;
 };
 
+/* What was given to gRPC under a descriptor, which may be another's by now: the inode tells. */
+struct connection {
+    ino_t inode;
+    enum rpc_origin origin;
+};
+
 struct rpc {
     struct rpc_config config;
     grpc_server *server;
@@ -91,7 +99,7 @@ struct rpc {
     struct tag shutdown_tag;
     struct tag ring_tag; /* of every bell: a ring may be taken after its bell is gone */
     bool is_shutting_down, is_stopped;
-    unsigned char origins[MAX_TRACKED_FDS]; /* enum rpc_origin, by descriptor */
+    struct connection connections[MAX_TRACKED_FDS]; /* by descriptor */
     unsigned n_armed;
     uint64_t n_messages; /* received since start */
 };
@@ -458,7 +466,7 @@ static enum rpc_origin origin_of(const struct rpc *rpc, grpc_call *handle)
     int fd;
 
     if (sscanf(peer, "fd:%d", &fd) == 1 && fd >= 0 && fd < MAX_TRACKED_FDS)
-        origin = (enum rpc_origin)rpc->origins[fd];
+        origin = rpc->connections[fd].origin;
     gpr_free(peer);
     return origin;
 }
@@ -723,10 +731,17 @@ dsa_status rpc_create(const struct rpc_config *config, struct rpc **rpc_p, struc
     return DSA_OK;
 }
 
+static ino_t inode_of(int fd)
+{
+    struct stat st;
+
+    return fstat(fd, &st) == 0 && S_ISSOCK(st.st_mode) ? st.st_ino : 0;
+}
+
 void rpc_add_fd(struct rpc *rpc, int fd, enum rpc_origin origin)
 {
     if (fd < MAX_TRACKED_FDS)
-        rpc->origins[fd] = (unsigned char)origin;
+        rpc->connections[fd] = (struct connection){inode_of(fd), origin};
     grpc_server_add_channel_from_fd(rpc->server, fd, rpc->credentials);
 }
 
@@ -774,6 +789,13 @@ void rpc_shutdown(struct rpc *rpc)
 void rpc_cancel_all(struct rpc *rpc)
 {
     grpc_server_cancel_all_calls(rpc->server);
+}
+
+void rpc_cut(struct rpc *rpc)
+{
+    for (int fd = 0; fd < MAX_TRACKED_FDS; fd++)
+        if (rpc->connections[fd].inode != 0 && rpc->connections[fd].inode == inode_of(fd))
+            shutdown(fd, SHUT_RDWR);
 }
 
 bool rpc_is_down(const struct rpc *rpc)

@@ -88,6 +88,8 @@ void rpc_check_stalls(struct rpc *rpc, uint64_t now_us);
 /* Stop taking calls and tell the clients (GOAWAY). Running calls go on. */
 void rpc_shutdown(struct rpc *rpc);
 void rpc_cancel_all(struct rpc *rpc); /* end what still runs */
+/* The last resort: shuts down the connections of clients that neither read nor go, for which gRPC would wait for ever. */
+void rpc_cut(struct rpc *rpc);
 /* Some client has still to take what was sent, and took something less than patience_us ago. */
 bool rpc_has_unsent(const struct rpc *rpc, uint64_t patience_us);
 bool rpc_is_down(const struct rpc *rpc); /* no call is left and the server has stopped */

@@ -18,6 +18,7 @@
 #include "server/worker.h"
 
 struct srv_loop;
+struct srv_security;
 struct svc_watch; /* a health watcher */
 
 #define SVC_MAX_REGIONS 8 /* tensors of one request */
@@ -74,6 +75,7 @@ struct svc {
     const struct srv_config *config;
     struct srv_loop *loop;
     struct rpc *rpc;
+    struct srv_security *security; /* main's: the door, for the figures that it counts */
     struct srv_worker *worker;
     const struct dsk_layout *layout;
     uint32_t n_pages;

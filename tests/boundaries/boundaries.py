@@ -136,8 +136,9 @@ def only_in(pattern, places):
 
 
 grpc_only_in_rpc = only_in(r"^grpc/(?!.*\.pb-c\.h$)", ("server/rpc.c", "server/rpc_process.c", "server/wire.c", "client/", "tests/"))
-uv_only_on_the_loop = only_in(r"^uv(/|\.h$)", ("server/loop.c", "server/listener.c", "server/fdsock.c", "tests/server/",
+uv_only_on_the_loop = only_in(r"^uv(/|\.h$)", ("server/loop.c", "server/listener.c", "server/fdsock.c", "server/tls_relay.c", "tests/server/",
                                                "tests/bench/"))
+openssl_only_at_the_door = only_in(r"^openssl/", ("server/tls.c", "server/tls_relay.c", "server/access.c", "tests/server/"))
 protobuf_only_in_services = only_in(r"\.pb-c\.h$|^protobuf-c/", ("server/wire", "server/svc", "server/descriptors.c",
                                                                  "client/", "tests/"))
 
@@ -214,10 +215,10 @@ def no_sleeping(tree):
 
 
 RULES = [kernels_include_nothing_of_ours, only_the_kernels_public_headers, client_sees_no_server_and_no_kernels,
-         core_is_pure, grpc_only_in_rpc, uv_only_on_the_loop, protobuf_only_in_services,
+         core_is_pure, grpc_only_in_rpc, uv_only_on_the_loop, openssl_only_at_the_door, protobuf_only_in_services,
          nothing_of_a_developers_machine, row_bytes_live_in_dsk_format, guards_match_paths, no_sleeping]
 NAMES = {grpc_only_in_rpc: "grpc_only_in_rpc", uv_only_on_the_loop: "uv_only_on_the_loop",
-         protobuf_only_in_services: "protobuf_only_in_services"}
+         openssl_only_at_the_door: "openssl_only_at_the_door", protobuf_only_in_services: "protobuf_only_in_services"}
 
 # ---- trees that break one rule, and trees that do not ------------------------------------------------------
 
@@ -268,6 +269,9 @@ CASES = [
     (uv_only_on_the_loop, "server/loop.h", "#include <uv.h>\n", 1),
     (uv_only_on_the_loop, "client/lib/a.c", '#include "uv.h"\n', 1),
     (uv_only_on_the_loop, "server/fdsock.c", "#include <uv.h>\n", 0),
+    (openssl_only_at_the_door, "server/tls.h", "#include <openssl/ssl.h>\n" + H.format("SERVER_TLS_H"), 1),
+    (openssl_only_at_the_door, "client/lib/a.c", "#include <openssl/ssl.h>\n", 1),
+    (openssl_only_at_the_door, "server/tls.c", "#include <openssl/ssl.h>\n", 0),
     (protobuf_only_in_services, "server/rpc.c", '#include "dsa/v1/dsa.pb-c.h"\n', 1),
     (protobuf_only_in_services, "server/worker.c", "#include <protobuf-c/protobuf-c.h>\n", 1),
     (protobuf_only_in_services, "server/svc_rows.c", '#include "dsa/v1/dsa.pb-c.h"\n', 0),

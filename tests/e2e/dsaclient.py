@@ -55,9 +55,9 @@ class Bidi:
 
 
 class Client:
-    """One connection of its own."""
+    """One connection of its own. With credentials: TLS."""
 
-    def __init__(self, target):
+    def __init__(self, target, credentials=None):
         options = [
             ("grpc.use_local_subchannel_pool", 1),
             ("grpc.max_receive_message_length", -1),
@@ -65,7 +65,10 @@ class Client:
             ("grpc.enable_retries", 0),
         ]
         self.target = target
-        self.channel = grpc.insecure_channel(target, options=options)
+        if credentials is None:
+            self.channel = grpc.insecure_channel(target, options=options)
+        else:
+            self.channel = grpc.secure_channel(target, credentials, options=options)
 
     def call(self, name, request=None, timeout=20 * SLOW, service=SERVICE, reply_class=None, **fields):
         """A unary call; request may be bytes."""

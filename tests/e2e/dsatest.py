@@ -114,6 +114,11 @@ class Server:
     def session(self, **options):
         return Session(self.client(), **options)
 
+    @property
+    def port(self):
+        """Of its TCP address, which the flag tcp=127.0.0.1:0 leaves to the system."""
+        return int(re.search(r"tcp port=(\d+)", self.text()).group(1))
+
     def text(self):
         self.log.flush()
         with open(self.log_path, errors="replace") as f:
@@ -229,9 +234,10 @@ def test(**flags):
 
 
 class Env:
-    def __init__(self, dsad, seed, hooked=None, storm=None):
+    def __init__(self, dsad, seed, hooked=None, storm=None, dsactl=None):
         self.dsad, self.seed, self.servers = dsad, seed, []
         self.hooked, self.storm = hooked, storm  # programs of this folder, built beside the server
+        self.dsactl = dsactl
         self.shared, self.shared_flags = None, None
 
     def start(self, **options):
@@ -283,6 +289,7 @@ def main():
     parser.add_argument("--dsad", default=os.environ.get("DSAD"))
     parser.add_argument("--hooked", default=os.environ.get("DSAD_HOOKED"), help="dsad-hooked")
     parser.add_argument("--storm", default=os.environ.get("DSA_STORM"), help="dsa-storm")
+    parser.add_argument("--dsactl", default=os.environ.get("DSACTL"), help="dsactl")
     parser.add_argument("--seed", type=int, default=int(os.environ.get("DSA_TEST_SEED", "20260101")))
     parser.add_argument("-k", default="", help="run only tests whose name contains this")
     parser.add_argument("-v", action="store_true")
@@ -296,6 +303,7 @@ def main():
         options.seed,
         options.hooked or os.path.join(beside, "dsad-hooked"),
         options.storm or os.path.join(beside, "dsa-storm"),
+        options.dsactl or os.path.join(beside, "..", "..", "client", "dsactl"),
     )
     print("seed %d, sanitized %d" % (options.seed, SANITIZED))
     for item in TESTS + [None]:

@@ -22,6 +22,14 @@ static const struct row {
     {"max-connections", UINT, "256", "1", "0", "65536", "65537"},
     {"http", TEXT, "", "", NULL, "63", NULL},
     {"health", TEXT, "", "", NULL, "63", NULL},
+    {"socket-owner", TEXT, "", "", NULL, "63", NULL},
+    {"tls-cert", TEXT, "", "", NULL, "255", NULL},
+    {"tls-key", TEXT, "", "", NULL, "255", NULL},
+    {"tls-client-ca", TEXT, "", "", NULL, "255", NULL},
+    {"tls-reload-seconds", UINT, "60", "0", NULL, "86400", "86401"},
+    {"tls-handshake-timeout", US, "10000000us", "1000us", "999us", "600000000us", "600000001us"},
+    {"auth-token-file", TEXT, "", "", NULL, "255", NULL},
+    {"admin", TEXT, "unix", "", NULL, "7", NULL},
     {"device", TEXT, "cpu", "", NULL, "15", NULL},
     {"device-ordinal", UINT, "0", "0", NULL, "63", "64"},
     {"layout", TEXT, "scaled_512_64", "", NULL, "31", NULL},
@@ -111,7 +119,7 @@ static void parse_nothing(void)
 /* The value that --print-config shows for an option; lives until the next call. */
 static const char *shown(const char *name)
 {
-    static char value[256];
+    static char value[300];
     char start[80], *at = result.shown, *end;
     size_t n = (size_t)snprintf(start, sizeof(start), "%s: ", name);
 

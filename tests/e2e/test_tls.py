@@ -1,0 +1,458 @@
+#!/usr/bin/python3
+"""test_tls.py - TLS on the TCP address: who is served, who is refused and how, certificates that change under load."""
+
+from tlskit import *  # noqa: F403
+import http2
+
+CA, OTHER_CA, CLIENT_CA = Authority("authority"), Authority("somebody else"), Authority("clients' authority")
+SERVER_PAIR = CA.issue()
+
+
+def serve(env, pair=SERVER_PAIR, mutual=False, **flags):
+    files = Files(pair, CLIENT_CA.pem if mutual else None)
+    server = env.start(**files.flags(mutual, **flags))
+    server.files = files
+    return server
+
+
+def full_round(client, rng, n_tokens=3600):
+    """A session with messages of up to some megabytes both ways; every byte is compared."""
+    with Session(client, name="tls") as s:
+        sequence = s.create()
+        rows = random_rows(rng, n_tokens)
+        s.append(sequence, rows)
+        stored, _ = quantize(MAIN, rows)
+        same_bits(s.export(sequence), stored.view(np.uint8).reshape(n_tokens, -1), "rows that went through TLS")
+        q, indices = random_q(rng, 3, 8), random_indices(rng, 3, 64, n_tokens)
+        kv = s.export(sequence, dtype=pb.DTYPE_BF16)
+        result = s.attend(sequence, q, indices, want_lse=True)
+        check_attend(result, *attend_reference(MAIN, q, kv, indices, 0.05), "attend over TLS")
+
+
+def expect_serving(server, pair=None):
+    client = tls_client(server, CA, pair)
+    equal(len(client.stats().pools), 1, "pools")
+    client.close()
+
+
+# ---- who is served ----
+
+
+@test(own=True)
+def tls_serves_everything(env, rng):
+    server = serve(env)
+    for _ in range(2):
+        client = tls_client(server, CA)
+        full_round(client, rng)
+        client.close()
+    server.expect_working()  # and the unix socket as ever
+    server.expect_empty()
+    server.stop()
+
+
+@test(own=True)
+def mutual_tls_serves_those_with_a_certificate(env, rng):
+    server = serve(env, mutual=True)
+    client = tls_client(server, CA, CLIENT_CA.client())
+    full_round(client, rng)
+    client.close()
+    server.expect_empty()
+    server.stop()
+
+
+@test(own=True)
+def versions_and_words(env, rng):
+    """1.2 and 1.3 are spoken; a connection is h2 and nothing else."""
+    server = serve(env)
+    for version, word in ((ssl.TLSVersion.TLSv1_2, "TLSv1.2"), (ssl.TLSVersion.TLSv1_3, "TLSv1.3")):
+        tls = shake(server, context_of(CA, versions=(version, version), alpn=("http/1.1", "h2")))
+        truth(not isinstance(tls, Exception), "%s: %r" % (word, tls))
+        equal((tls.version(), tls.selected_alpn_protocol()), (word, "h2"), "what was agreed")
+        truth("GCM" in tls.cipher()[0] or "CHACHA20" in tls.cipher()[0], "cipher %r" % (tls.cipher(),))
+        tls.close()
+    server.stop()
+
+
+# ---- who is refused ----
+
+
+def refusals(pair):
+    """name, what the server is heard to say (None: the client refuses), how the client tries."""
+    old = ssl.TLSVersion.TLSv1_1
+    cbc = context_of(pair=pair)
+    cbc.maximum_version = ssl.TLSVersion.TLSv1_2
+    cbc.set_ciphers("AES256-SHA:ECDHE-RSA-AES128-SHA:ECDHE-ECDSA-AES128-SHA")
+    return [
+        ("TLS 1.1", "unsupported protocol", context_of(pair=pair, versions=(old, old))),
+        ("no ALPN", "ALPN h2", context_of(pair=pair, alpn=())),
+        ("another protocol", "ALPN h2", context_of(pair=pair, alpn=("http/1.1",))),
+        ("old ciphers", "no shared cipher", cbc),
+        ("the wrong authority", None, context_of(OTHER_CA, pair)),
+    ]
+
+
+def refusals_of_certificates():
+    def certain(pair):
+        return context_of(CA, pair)
+
+    return [
+        ("no certificate", "did not return a certificate", context_of(CA)),
+        ("a certificate of another authority", "issuer", certain(OTHER_CA.client())),
+        ("an expired certificate", "expired", certain(CLIENT_CA.client(days=-1))),
+        ("a server's certificate", "purpose", certain(CLIENT_CA.issue())),
+        ("the server's authority's", "self-signed", certain(CA.client())),
+    ]
+
+
+def expect_refused(server, cases, pair):
+    for name, said, context in cases:
+        before = len(server.text())
+        outcome = shake(server, context)
+        truth(isinstance(outcome, Exception), "%s was served" % name)
+        if said:
+
+            def heard():  # one refusal a second is told in a line of its own
+                shake(server, context)
+                return said in server.text()[before:]
+
+            wait_until(heard, 10 * SLOW, "%s: a line with %r; has %r" % (name, said, server.text()[before:]))
+            truth(isinstance(outcome, ssl.SSLError), "%s: no alert, but %r" % (name, outcome))
+        expect_serving(server, pair)
+
+
+@test(own=True)
+def strangers_are_refused(env, rng):
+    server = serve(env)
+    before = server.n_fds()
+    expect_refused(server, refusals(None), None)
+    wait_until(lambda: server.n_fds() <= before, 10 * SLOW, "descriptors come back")
+    server.stop()
+
+
+@test(own=True)
+def strangers_without_the_right_certificate_are_refused(env, rng):
+    server = serve(env, mutual=True)
+    pair = CLIENT_CA.client()
+    expect_serving(server, pair)
+    expect_refused(server, refusals_of_certificates() + refusals(pair), pair)
+    server.stop()
+
+
+@test(own=True)
+def clients_refuse_an_expired_server(env, rng):
+    server = serve(env, pair=CA.issue(days=-1))
+    truth("certificate has expired" in server.text(), "the log says so: %r" % server.text())
+    outcome = shake(server, context_of(CA))
+    truth("expired" in str(outcome), "the client says %r" % outcome)
+    for authority in (CA, OTHER_CA):
+        client = tls_client(server, authority)
+        try:
+            client.stats(timeout=2)
+            fail("served with an expired certificate")
+        except grpc.RpcError as error:
+            truth(error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED), "%s" % error)
+        client.close()
+    server.expect_working()
+    server.stop()
+
+
+@test(own=True)
+def plain_text_meets_tls_and_garbage(env, rng):
+    server = serve(env)
+    before = server.n_fds()
+    plain = Client("127.0.0.1:%d" % server.port)
+    try:
+        plain.stats(timeout=5 * SLOW)
+        fail("plain text was served on a TLS port")
+    except grpc.RpcError as error:
+        truth(error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED), "%s" % error)
+    plain.close()
+    wait_until(lambda: "plain text where TLS is spoken" in server.text(), 5 * SLOW, "the log says so")
+    hello = client_hello()
+    samples = [b"\0", b"GET / HTTP/1.1\r\n\r\n", SETTINGS, bytes(5000), hello + hello, hello + bytes(70000)]
+    samples += [rng.bytes(int(rng.integers(1, 5000))) for _ in range(scaled(100, 20))]
+    samples += [hello[:n] + rng.bytes(50) for n in rng.integers(1, len(hello), scaled(100, 20))]
+    for sample in samples:
+        raw = connect_tcp(server.port)
+        try:
+            raw.sendall(sample)
+            if rng.random() < 0.5:
+                raw.shutdown(socket.SHUT_WR)
+                while raw.recv(4096):
+                    pass
+        except ConnectionError:
+            pass
+        raw.close()
+    expect_serving(server)
+    wait_until(lambda: server.n_fds() <= before, 20 * SLOW, "descriptors come back")
+    server.stop()
+
+
+def client_hello():
+    """The bytes that a client begins with."""
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    try:
+        context_of().wrap_bio(incoming, outgoing).do_handshake()
+    except ssl.SSLWantReadError:
+        pass
+    return outgoing.read()
+
+
+@test(own=True)
+def slow_handshakes_end(env, rng):
+    server = serve(env, tls_handshake_timeout="400ms")
+    before = server.n_fds()
+    hello = client_hello()
+    held = [connect_tcp(server.port) for _ in range(20)]
+    for i, raw in enumerate(held):
+        raw.sendall(hello[: i * 10])  # from nothing to a part
+    expect_serving(server)
+    for raw in held:
+        try:
+            equal(raw.recv(1), b"", "what a silent client is told")
+        except ConnectionResetError:
+            pass
+        raw.close()
+    wait_until(lambda: server.n_fds() <= before, 5 * SLOW, "descriptors come back")
+    server.stop()
+
+
+# ---- certificates that change ----
+
+
+class Load:
+    """Clients that call without pause, some on one connection, some on a new one each time. Any failure is kept."""
+
+    def __init__(self, server, pair=None):
+        self.failures, self.n_calls, self.n_connections, self.ends = [], 0, 0, False
+        self.threads = [
+            threading.Thread(target=self.run, args=(server, pair, stays), daemon=True)
+            for stays in (True, True, False, False)
+        ]
+        for thread in self.threads:
+            thread.start()
+
+    def run(self, server, pair, stays):
+        client = None
+        while not self.ends:
+            try:
+                if client is None:
+                    client = tls_client(server, CA, pair)
+                    self.n_connections += 1
+                client.stats()
+                self.n_calls += 1
+            except Exception as error:  # noqa: B902: it is judged below
+                self.failures.append(error)
+            if not stays:
+                client.close()
+                client = None
+
+    def stop(self):
+        self.ends = True
+        for thread in self.threads:
+            thread.join(60 * SLOW)
+        equal([str(f) for f in self.failures], [], "failed calls of %d" % self.n_calls)
+
+
+@test(own=True)
+def rotation_under_load(env, rng):
+    """20 certificates one after the other under load: no call fails, each new connection sees the newest, streams go on."""
+    server = serve(env, mutual=True)
+    pair = CLIENT_CA.client()
+    client = tls_client(server, CA, pair)
+    with Session(client, name="through all of them") as s:
+        load = Load(server, pair)
+        for n in range(1, scaled(20, 4) + 1):
+            new = CA.issue("generation %d" % n)
+            server.files.put(new)
+            server.signal(signal.SIGHUP)
+            wait_until(lambda: seen(server, pair) == serial_of(new[0]), 10 * SLOW, "the new certificate is served")
+            sequence = s.create()
+            s.release(sequence)
+            target = load.n_connections + 2
+            wait_until(lambda: load.n_connections >= target, 20 * SLOW, "new connections in the load")
+        load.stop()
+        print("     %d calls, %d connections" % (load.n_calls, load.n_connections))
+    client.close()
+    server.expect_working()
+    server.stop()
+
+
+def seen(server, pair):
+    tls = shake(server, context_of(CA, pair))
+    truth(not isinstance(tls, Exception), "no handshake: %r" % tls)
+    with tls:
+        return x509.load_der_x509_certificate(tls.getpeercert(True)).serial_number
+
+
+@test(own=True)
+def bad_files_keep_the_old_certificate(env, rng):
+    server = serve(env)
+    serial = serial_of(SERVER_PAIR[0])
+    other = CA.issue()
+    bad = [
+        ((b"", SERVER_PAIR[1]), "the file is empty"),
+        ((b"garbage", SERVER_PAIR[1]), "no usable certificate"),
+        ((SERVER_PAIR[0], b"garbage"), "no key in PEM"),
+        ((SERVER_PAIR[0], other[1]), "not the key of the certificate"),
+        ((SERVER_PAIR[0], pem_of_key(ec.generate_private_key(ec.SECP256R1()), b"password")), "without a password"),
+        ((other[0], SERVER_PAIR[1]), "not the key of the certificate"),
+        (CA.issue(days=-1), "has expired; the one in use has not"),
+    ]
+    for pair, word in bad:
+        before = len(server.text())
+        server.files.put(pair)
+        server.signal(signal.SIGHUP)
+        wait_until(lambda: word in server.text()[before:], 10 * SLOW, "a line with %r: %s" % (word, server.text()))
+        equal(served_serial(server), serial, "the certificate after " + word)
+    os.unlink(server.files.path("key.pem"))
+    before = len(server.text())
+    server.signal(signal.SIGHUP)
+    wait_until(lambda: "cannot be read" in server.text()[before:], 10 * SLOW, "a line on the missing file")
+    expect_serving(server)
+    server.files.put(other)
+    server.signal(signal.SIGHUP)
+    wait_until(lambda: served_serial(server) == serial_of(other[0]), 10 * SLOW, "the good one is taken at last")
+    server.stop()
+
+
+@test(own=True)
+def files_are_looked_at_without_a_signal(env, rng):
+    server = serve(env, tls_reload_seconds=1)
+    new = CA.issue()
+    server.files.write("cert.pem", new[0])  # half a rotation: refused, and looked at again
+    wait_until(lambda: "not the key of the certificate" in server.text(), 10 * SLOW, "half a pair is refused")
+    server.files.write("key.pem", new[1])
+    wait_until(lambda: served_serial(server) == serial_of(new[0]), 10 * SLOW, "the timer finds the new files")
+    truth("certificate replaced" in server.text(), "the log says so")
+    server.stop()
+
+
+# ---- peers that misbehave ----
+
+
+@test(own=True)
+def deaf_clients_hold_little(env, rng):
+    """NET-01 through TLS: clients that ask for much and read nothing; one then reads all, and it is right."""
+    n, tokens = full(20, 4), 65536 if not SANITIZED else 8192
+    server = serve(env, pool_pages=tokens // 64 + 64, stall_timeout="600s")
+    with server.session(name="owner") as s:
+        sequence = s.create()
+        stored = quantize(MAIN, random_rows(rng, 512))[0]
+        for at in range(0, tokens, 512):
+            s.import_rows(sequence, stored)
+        before, fds = server.rss(), server.n_fds()
+        clients = [tls_client(server, CA) for _ in range(n)]
+        request = pb.ExportRowsRequest(session=s.token, sequence_id=sequence, dtype=pb.DTYPE_BF16)
+        exports = [c.export(request, timeout=None) for c in clients]
+        for export in exports:
+            equal(next(export).first, 0, "the first chunk")
+        for _ in range(scaled(200, 10)):
+            equal(s.get(sequence).n_tokens, tokens, "a normal client among deaf ones")
+        grown, bound = server.rss() - before, n * (3 << 20) + (16 << 20)
+        print("     grown by %d MiB, bound %d MiB, asked for %d MiB" % (grown >> 20, bound >> 20, n * tokens * 1152 >> 20))
+        if not SANITIZED:
+            truth(grown < bound, "the server grew by %d MiB" % (grown >> 20))
+        expected, at = dequantize(MAIN, stored), None
+        for chunk in exports[0]:
+            at = chunk.first if at is None else at
+            equal(chunk.first, at, "chunks follow one another")
+            rows = np.frombuffer(chunk.rows, np.uint16).reshape(-1, MAIN.d_qk)
+            same_bits(rows, np.take(expected, np.arange(at, at + len(rows)) % 512, axis=0), "rows at %d" % at)
+            at += len(rows)
+        equal(at, tokens, "rows in all")
+        for client in clients:
+            client.close()
+        wait_until(lambda: server.n_fds() <= fds, 10 * SLOW, "descriptors come back")
+    server.expect_empty()
+    server.stop()
+
+
+@test(own=True)
+def a_stuck_peer_is_let_go(env, rng):
+    """Clients that stop reading for good, on each socket: the streams stall, and at the end the server does not wait for them."""
+    flags = {"pool-pages": 1100, "stall-timeout": "500ms", "drain-grace": "200ms"}
+    for kind in ("tls", "tcp", "unix"):
+        server = env.start(**{**(Files(SERVER_PAIR).flags() if kind == "tls" else {"tcp": "127.0.0.1:0"}), **flags})
+        stuck = stuck_peer(server, kind, rng)
+        server.expect_empty()
+        server.stop()
+        stuck.close()
+
+
+def stuck_peer(server, kind, rng):
+    with server.session(name="owner") as s:
+        sequence = s.create()
+        stored = quantize(MAIN, random_rows(rng, 512))[0]
+        for _ in range(128 if not SANITIZED else 64):
+            s.import_rows(sequence, stored)
+        message = pb.ExportRowsRequest(
+            session=s.token, sequence_id=sequence, dtype=pb.DTYPE_BF16
+        ).SerializeToString()
+        peer = http2.connect(server.path if kind == "unix" else ("127.0.0.1", server.port))
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        peer = context_of(CA).wrap_socket(peer) if kind == "tls" else peer
+        # windows as large as they come, so that TCP and not HTTP/2 is what blocks
+        peer.sendall(
+            b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+            + http2.frame(4, 0, 0, struct.pack(">HI", 4, 2**31 - 1))
+            + http2.frame(8, 0, 0, struct.pack(">I", 2**31 - 65536))
+            + http2.frame(1, 4, 1, http2.header_block("/%s/ExportRows" % SERVICE))
+            + http2.frame(0, 1, 1, b"\0" + struct.pack(">I", len(message)) + message)
+        )
+        wait_until(lambda: "does not read" in server.text(), 20 * SLOW, "the stream stalls")
+        if kind == "tls":
+            expect_serving(server)
+    return peer
+
+
+@test(own=True)
+def killed_clients_leave_nothing(env, rng):
+    """Connections that are reset at any point of a session over TLS: everything comes back."""
+    server = serve(env)
+    expect_serving(server)
+    before = server.n_fds()
+    for _ in range(scaled(60, 10)):
+        raw = connect_tcp(server.port)
+        tls = context_of(CA).wrap_socket(raw)
+        data = http2.call("/%s/OpenSession" % SERVICE, b"\0\0\0\0\0")
+        tls.sendall(data[: int(rng.integers(1, len(data) + 1))])
+        if rng.random() < 0.3:
+            tls.recv(1)
+        raw_reset(tls)
+    wait_until(lambda: server.n_fds() <= before, 10 * SLOW, "descriptors come back")
+    expect_serving(server)
+    server.expect_empty()
+    server.stop()
+
+
+def raw_reset(s):
+    """Ends a connection with a reset."""
+    s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    s.close()
+
+
+@test(own=True)
+def sigterm_under_tls_loses_nothing(env, rng):
+    """Calls run over TLS while the server is told to go: those that it took are answered, and it leaves in time."""
+    for _ in range(scaled(10, 2)):
+        server = serve(env)
+        client = tls_client(server, CA)
+        expect_serving(server)
+        calls = [client.channel.unary_unary(
+            "/%s/GetStats" % SERVICE, request_serializer=bytes, response_deserializer=pb.Stats.FromString
+        ).future(b"", timeout=20 * SLOW) for _ in range(50)]
+        calls[0].result()
+        server.signal()
+        codes = [call.code() for call in calls]
+        truth(
+            set(codes) <= {grpc.StatusCode.OK, grpc.StatusCode.UNAVAILABLE},
+            "codes %r" % set(codes),
+        )
+        equal(server.wait_exit(10 * SLOW), 0, "exit code")
+        server.check_log()
+        client.close()
+
+
+if __name__ == "__main__":
+    main()
