@@ -55,6 +55,9 @@ def full(n, small):
     return chosen
 
 
+FOLDERS = []  # temporary ones that the runner removes after the test
+
+
 def scaled(n, least=1):
     """A loop count, smaller when the server is instrumented."""
     return max(least, n // (10 if SANITIZED else 1))

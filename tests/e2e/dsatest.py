@@ -265,6 +265,8 @@ class Env:
         for server in list(self.servers):
             if server is not self.shared:
                 self.forget(server)
+        while FOLDERS:
+            subprocess.run(["rm", "-rf", FOLDERS.pop()], check=False)
 
 
 def _run(env, function, own, settle, flags):

@@ -328,6 +328,177 @@ def files_are_looked_at_without_a_signal(env, rng):
     server.stop()
 
 
+# ---- the door ----
+
+TOKEN, SECOND = "a-token-of-25-characters.", "another-token/with+all=chars~_"
+
+
+def with_token(server, token, credentials=None):
+    """A client whose calls carry `authorization: Bearer token`, over plain TCP unless there are credentials."""
+    client = Client("127.0.0.1:%d" % server.port, credentials)
+
+    class Interceptor(grpc.UnaryUnaryClientInterceptor):
+        def intercept_unary_unary(self, go_on, details, request):
+            return go_on(details._replace(metadata=[("authorization", token)]), request)
+
+    if token is not None:
+        client.channel = grpc.intercept_channel(client.channel, Interceptor())
+    return client
+
+
+def outcome(call):
+    try:
+        call()
+        return "OK", None
+    except grpc.RpcError as error:
+        refused = refused_from(error)
+        return error.code().name, refused.status.reason if refused else None
+
+
+@test(own=True)
+def tokens_are_wanted_on_tcp(env, rng):
+    files = Files()
+    path = files.write("tokens", (TOKEN + "\n" + SECOND + "\n").encode())
+    for encrypted in (False, True):
+        flags = Files(SERVER_PAIR).flags() if encrypted else {"tcp": "127.0.0.1:0"}
+        server = env.start(**{**flags, "auth-token-file": path})
+        credentials = grpc.ssl_channel_credentials(CA.pem) if encrypted else None
+        for token, want in (
+            ("Bearer " + TOKEN, "OK"),
+            ("bearer " + SECOND, "OK"),
+            (None, "UNAUTHENTICATED"),
+            ("Bearer " + TOKEN[:-1], "UNAUTHENTICATED"),
+            ("Bearer " + TOKEN + "x", "UNAUTHENTICATED"),
+            ("Basic " + TOKEN, "UNAUTHENTICATED"),
+            ("Bearer", "UNAUTHENTICATED"),
+        ):
+            client = with_token(server, token, credentials)
+            got, reason = outcome(client.stats)
+            equal(got, want, "a call with %r" % token)
+            equal(reason, None if want == "OK" else "UNAUTHENTICATED", "the reason")
+            equal(client.health().status, 1, "health needs no token")
+            client.close()
+        client = with_token(server, None, credentials)
+        try:
+            Session(client)
+            fail("a stream without a token was taken")
+        except grpc.RpcError as error:
+            equal(error.code(), grpc.StatusCode.UNAUTHENTICATED, "a stream's code")
+        client.close()
+        server.expect_working()  # the unix socket wants none
+        server.expect_empty()
+        server.stop()
+
+
+@test(own=True)
+def tokens_are_reloaded(env, rng):
+    files = Files()
+    path = files.write("tokens", TOKEN.encode())
+    server = env.start(**{"tcp": "127.0.0.1:0", "auth-token-file": path})
+    old, new = with_token(server, "Bearer " + TOKEN), with_token(server, "Bearer " + SECOND)
+    equal((outcome(old.stats)[0], outcome(new.stats)[0]), ("OK", "UNAUTHENTICATED"), "before")
+    files.write("tokens", SECOND.encode(), mode=0o644)
+    server.signal(signal.SIGHUP)
+    wait_until(lambda: "every user can read" in server.text(), 10 * SLOW, "a world-readable file is refused")
+    equal((outcome(old.stats)[0], outcome(new.stats)[0]), ("OK", "UNAUTHENTICATED"), "after a refused file")
+    files.write("tokens", SECOND.encode())
+    server.signal(signal.SIGHUP)
+    wait_until(lambda: outcome(new.stats)[0] == "OK", 10 * SLOW, "the new token is taken")
+    equal(outcome(old.stats)[0], "UNAUTHENTICATED", "the old token")
+    server.stop()
+
+
+@test(own=True)
+def drain_is_for_the_unix_socket(env, rng):
+    for encrypted in (False, True):
+        flags = Files(SERVER_PAIR).flags() if encrypted else {"tcp": "127.0.0.1:0"}
+        credentials = grpc.ssl_channel_credentials(CA.pem) if encrypted else None
+        server = env.start(**flags)
+        client = with_token(server, None, credentials)
+        equal(outcome(lambda: client.call("Drain")), ("PERMISSION_DENIED", "ACCESS_DENIED"), "Drain over TCP")
+        client.close()
+        server.expect_working()
+        server.stop()
+        server = env.start(**{**flags, "admin": "any"})
+        client = with_token(server, None, credentials)
+        client.call("Drain")
+        equal(server.wait_exit(10 * SLOW), 0, "exit code after Drain over TCP")
+        client.close()
+
+
+def check_config(env, **flags):
+    command = [env.dsad, "--check-config"] + ["--%s=%s" % item for item in flags.items()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=20 * SLOW)
+    return done.returncode, done.stderr
+
+
+@test(own=True)
+def half_a_configuration_is_refused(env, rng):
+    files = Files(SERVER_PAIR, CLIENT_CA.pem)
+    cert, key, ca = files.path("cert.pem"), files.path("key.pem"), files.path("ca.pem")
+    other = Files(CA.issue())
+    open_tokens = files.write("tokens", TOKEN.encode(), mode=0o644)
+    good = files.write("good", TOKEN.encode())
+    short = files.write("short", b"abc")
+    for flags, words in (
+        ({"tls-cert": cert}, ["tls-key", "tls-cert needs it"]),
+        ({"tls-key": key}, ["tls-cert", "tls-key needs it"]),
+        ({"tls-client-ca": ca}, ["tls-cert", "tls-client-ca needs it"]),
+        ({"tls-cert": cert, "tls-key": "/nonexistent"}, ["tls-key", "cannot be read"]),
+        ({"tls-cert": "/nonexistent", "tls-key": key}, ["tls-cert", "cannot be read"]),
+        ({"tls-cert": cert, "tls-key": other.path("key.pem")}, ["tls-key", "not the key"]),
+        ({"tls-cert": cert, "tls-key": key, "tls-client-ca": key}, ["tls-client-ca", "no certificate"]),
+        ({"tls-cert": files.folder, "tls-key": key}, ["tls-cert", "not a file"]),
+        ({"auth-token-file": open_tokens}, ["auth-token-file", "every user can read", "644"]),
+        ({"auth-token-file": short}, ["auth-token-file", "line 1"]),
+        ({"auth-token-file": "/nonexistent"}, ["auth-token-file", "cannot be read"]),
+        ({"admin": "tcp"}, ["admin", "unix or any"]),
+        ({"socket-owner": "no-such-user"}, ["socket-owner", "no such user"]),
+        ({"socket-owner": "0:no-such-group"}, ["socket-owner", "no such group"]),
+        ({"socket-owner": "0:"}, ["socket-owner", "user:group"]),
+    ):
+        code, said = check_config(env, **flags)
+        equal(code, 2, "exit code for %r (%s)" % (flags, said))
+        for word in words:
+            truth(word in said, "%r says %r, without %r" % (flags, said, word))
+    code, said = check_config(
+        env,
+        **{
+            "tls-cert": cert,
+            "tls-key": key,
+            "tls-client-ca": ca,
+            "auth-token-file": good,
+            "socket-owner": "root:nogroup",
+            "admin": "any",
+        },
+    )
+    equal((code, said), (0, ""), "a sound configuration")
+
+
+@test(own=True)
+def sockets_have_the_owner_that_was_asked_for(env, rng):
+    if os.geteuid() != 0:
+        raise Skip("only root can give sockets away")
+    for text, want in (("12345:23456", (12345, 23456)), (":65534", (0, 65534)), ("nobody", (65534, 0))):
+        server = env.start(**{"socket-owner": text})
+        for path in (server.path, server.path + ".fd"):
+            st = os.stat(path)
+            equal((st.st_uid, st.st_gid), want, "the owner of %s with %s" % (path, text))
+        server.expect_working()
+        server.stop()
+
+
+@test(own=True)
+def plain_text_beyond_loopback_is_warned_about(env, rng):
+    for flags, warned in (({"tcp": "0.0.0.0:0"}, True), (Files(SERVER_PAIR).flags(tcp="0.0.0.0:0"), False)):
+        server = env.start(**flags)
+        line = re.search(r"^\S+ warn .*leaves loopback.*", server.text(), re.M)
+        equal(line is not None, warned, "a warning with %r" % flags)
+        for word in ("0.0.0.0:0", "tls-cert", "auth-token-file") if warned else ():
+            truth(word in line.group(0), "the warning %r names %s" % (line.group(0), word))
+        server.stop()
+
+
 # ---- peers that misbehave ----
 
 

@@ -73,6 +73,7 @@ class Files:
 
     def __init__(self, pair=None, client_ca=None):
         self.folder = tempfile.mkdtemp(prefix="dsa-tls-")
+        FOLDERS.append(self.folder)
         self.put(pair, client_ca)
 
     def path(self, name):
