@@ -79,6 +79,14 @@ DSA_API void dsa_error_text(const struct dsa_error *err, char *text, size_t size
 /* Called once, from dsa_poll or dsa_wait, when the session ended without dsa_close. */
 typedef void (*dsa_lost_fn)(struct dsa_client *client, const struct dsa_error *why, void *arg);
 
+/* TLS to a host:port. Files are PEM and read by dsa_connect alone. */
+struct dsa_tls {
+    const char *ca_file;     /* who signs the server's certificate; NULL = the authorities of the system */
+    const char *cert_file;   /* this client's certificate, when the server wants one; NULL = none */
+    const char *key_file;    /* its key, without a password; goes with cert_file */
+    const char *server_name; /* the name in the server's certificate; NULL = the host of the target */
+};
+
 struct dsa_options {
     const char *client_name;       /* for the server's logs, at most 64 bytes; NULL = "libdsa" */
     uint64_t connect_timeout_us;   /* 0 = 5 s */
@@ -91,11 +99,14 @@ struct dsa_options {
     bool no_session;       /* only capabilities, stats, health and drain will be called */
     dsa_lost_fn on_lost;   /* may be NULL */
     void *on_lost_arg;
+    const struct dsa_tls *tls; /* NULL = plain text */
+    const char *token_file;    /* its first line goes with every call as a bearer token; NULL = none */
 };
 
 /* Connects to "unix:/path" or "host:port", reads the capabilities and opens the session. `options` may be
  * NULL and is not kept. The client is the caller's until dsa_close.
- * DSA_E_CONNECT (nobody answers within the timeout), DSA_E_BAD_REQUEST (target or options), DSA_E_BAD_RANGE
+ * DSA_E_CONNECT (nobody answers within the timeout; with TLS the text says what was last wrong with the handshake),
+ * DSA_E_BAD_REQUEST (target, options, a file that will not do), DSA_E_UNAUTHENTICATED (no or wrong token), DSA_E_BAD_RANGE
  * (lease or grace beyond the server's limit), DSA_E_LIMIT (too many sessions), DSA_E_NO_SESSION or
  * DSA_E_PRECONDITION (reattach), DSA_E_SYSTEM (the keeper thread cannot start). */
 DSA_API DSA_MUST_CHECK dsa_status dsa_connect(const char *target, const struct dsa_options *options,

@@ -16,10 +16,10 @@ int cmd_drain(int argc, char **argv)
     struct dsa_error err;
     int code;
 
-    if (!command_args(
-            "drain",
-            "Tells the server to take no new work, finish what runs and end. Over the unix socket only.",
-            table, argc, argv, &code))
+    if (!command_args("drain",
+                      "Tells the server to take no new work, finish what runs and end. Over the unix socket "
+                      "only, unless the server says otherwise.",
+                      table, argc, argv, &code))
         return code;
     client = command_connect(&common, false);
     if (!client)

@@ -13,11 +13,14 @@ static bool is_ready(const struct common *common, const char *service, uint64_t 
 {
     uint64_t now = clock_us();
     uint64_t left = until_us > now + 1000 ? until_us - now : 1000;
-    struct dsa_options options = {
-        .client_name = "dsactl wait", .connect_timeout_us = left, .no_session = true};
+    struct dsa_tls tls;
+    struct dsa_options options = common_options(common, &tls);
     struct dsa_client *client;
     bool is_serving = false;
 
+    options.client_name = "dsactl wait";
+    options.connect_timeout_us = left;
+    options.no_session = true;
     if (dsa_connect(common->target, &options, &client, err) != DSA_OK)
         return false;
     while (dsa_health(client, service, &is_serving, err) == DSA_OK && !is_serving) {
@@ -61,7 +64,8 @@ int cmd_wait(int argc, char **argv)
                 printf("serving at %s\n", common.target);
             return EXIT_OK;
         }
-    } while (clock_us() < until_us && err.code != DSA_E_BAD_REQUEST && err.code != DSA_E_NOT_FOUND);
+    } while (clock_us() < until_us && err.code != DSA_E_BAD_REQUEST && err.code != DSA_E_NOT_FOUND
+             && err.code != DSA_E_UNAUTHENTICATED);
     print_error("not ready", &err);
     return EXIT_CONNECT;
 }

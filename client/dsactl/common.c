@@ -41,15 +41,33 @@ void print_error(const char *what, const struct dsa_error *err)
     fprintf(stderr, "dsactl: %s: %s\n", what, text);
 }
 
-struct dsa_client *command_connect(const struct common *common, bool want_session)
+static const char *given(const char *text)
+{
+    return text[0] != '\0' ? text : NULL;
+}
+
+struct dsa_options common_options(const struct common *common, struct dsa_tls *tls_p)
 {
     struct dsa_options options = {.client_name = "dsactl",
                                   .connect_timeout_us = common->timeout_ms * 1000,
                                   .spin_us = (uint32_t)common->spin_us,
-                                  .no_session = !want_session};
+                                  .token_file = given(common->token_file)};
+
+    *tls_p = (struct dsa_tls){given(common->tls_ca), given(common->tls_cert), given(common->tls_key),
+                              given(common->tls_name)};
+    if (common->is_tls || tls_p->ca_file || tls_p->cert_file || tls_p->key_file || tls_p->server_name)
+        options.tls = tls_p;
+    return options;
+}
+
+struct dsa_client *command_connect(const struct common *common, bool want_session)
+{
+    struct dsa_tls tls;
+    struct dsa_options options = common_options(common, &tls);
     struct dsa_client *client;
     struct dsa_error err;
 
+    options.no_session = !want_session;
     if (dsa_connect(common->target, &options, &client, &err) == DSA_OK)
         return client;
     print_error("cannot connect", &err);

@@ -33,25 +33,55 @@ struct common {
     const char *target;
     uint64_t spin_us;
     uint64_t timeout_ms; /* to connect */
+    bool is_tls;         /* also when one of the next four is given */
+    const char *tls_ca, *tls_cert, *tls_key, *tls_name;
+    const char *token_file;
 };
 #define COMMON_DEFAULTS                                                                                      \
     {                                                                                                        \
-        default_target(), 0, 5000                                                                            \
+        default_target(), 0, 5000, false, "", "", "", "", ""                                                 \
     }
-#define COMMON_ARGS(common)                                                                                  \
-    {"target", ARG_TEXT, &(common).target, "ADDRESS", "server, unix:/path or host:port (or $DSA_TARGET)",    \
-     0,        0},                                                                                           \
-        {"spin-us", ARG_UINT, &(common).spin_us, "N", "poll this long before sleeping, for latency",         \
-         0,         1000000},                                                                                \
-    {                                                                                                        \
-        "connect-timeout-ms", ARG_UINT, &(common).timeout_ms, "N", "give up connecting after this", 1,       \
-            3600000                                                                                          \
+#define COMMON_ARGS(common)                                                                                   \
+    {"target", ARG_TEXT, &(common).target, "ADDRESS", "server, unix:/path or host:port (or $DSA_TARGET)",     \
+     0,        0},                                                                                            \
+        {"spin-us", ARG_UINT, &(common).spin_us, "N", "poll this long before sleeping, for latency",          \
+         0,         1000000},                                                                                 \
+        {"tls", ARG_FLAG, &(common).is_tls, NULL, "speak TLS to host:port (implied by the next four)", 0, 0}, \
+        {"tls-ca",                                                                                            \
+         ARG_TEXT,                                                                                            \
+         &(common).tls_ca,                                                                                    \
+         "FILE",                                                                                              \
+         "who signs the server's certificate; empty: the system's",                                           \
+         0,                                                                                                   \
+         0},                                                                                                  \
+        {"tls-cert", ARG_TEXT, &(common).tls_cert, "FILE", "this client's certificate", 0, 0},                \
+        {"tls-key", ARG_TEXT, &(common).tls_key, "FILE", "its key", 0, 0},                                    \
+        {"tls-name",                                                                                          \
+         ARG_TEXT,                                                                                            \
+         &(common).tls_name,                                                                                  \
+         "NAME",                                                                                              \
+         "name in the server's certificate; empty: the host",                                                 \
+         0,                                                                                                   \
+         0},                                                                                                  \
+        {"token-file",                                                                                        \
+         ARG_TEXT,                                                                                            \
+         &(common).token_file,                                                                                \
+         "FILE",                                                                                              \
+         "bearer token for every call: its first line",                                                       \
+         0,                                                                                                   \
+         0},                                                                                                  \
+    {                                                                                                         \
+        "connect-timeout-ms", ARG_UINT, &(common).timeout_ms, "N", "give up connecting after this", 1,        \
+            3600000                                                                                           \
     }
 const char *default_target(void);
 
 /* Parses; on --help prints usage, text and flags. True: go on. False: return *exit_p. */
 bool command_args(const char *name, const char *text, const struct arg *table, int argc, char **argv,
                   int *exit_p);
+
+/* What dsa_connect gets of the common flags; tls_p is where options.tls points when TLS is wanted. */
+struct dsa_options common_options(const struct common *common, struct dsa_tls *tls_p);
 
 /* Connects with the common flags; prints why not. NULL on failure. */
 struct dsa_client *command_connect(const struct common *common, bool want_session);

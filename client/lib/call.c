@@ -140,13 +140,24 @@ static void unpack(const uint8_t *data, size_t n, void *arg)
     args->message = protobuf_c_message_unpack(args->type, NULL, n, data);
 }
 
-static bool unary_start(struct unary *unary, grpc_call *call, uint32_t flags)
+static grpc_op initial_metadata_op(struct dsa_client *client, uint32_t flags)
+{
+    grpc_op op;
+
+    memset(&op, 0, sizeof(op));
+    op.op = GRPC_OP_SEND_INITIAL_METADATA;
+    op.flags = flags;
+    op.data.send_initial_metadata.metadata = &client->authorization;
+    op.data.send_initial_metadata.count = client->n_authorization;
+    return op;
+}
+
+static bool unary_start(struct dsa_client *client, struct unary *unary, grpc_call *call, uint32_t flags)
 {
     grpc_op ops[6];
 
     memset(ops, 0, sizeof(ops));
-    ops[0].op = GRPC_OP_SEND_INITIAL_METADATA;
-    ops[0].flags = flags;
+    ops[0] = initial_metadata_op(client, flags);
     ops[1].op = GRPC_OP_SEND_MESSAGE;
     ops[1].data.send_message.send_message = unary->request;
     ops[2].op = GRPC_OP_SEND_CLOSE_FROM_CLIENT;
@@ -191,7 +202,7 @@ static dsa_status unary_call(struct dsa_client *client, const char *method, cons
     grpc_metadata_array_init(&unary.initial);
     grpc_metadata_array_init(&unary.trailing);
     call = create_call(client, method, timeout_us);
-    if (unary_start(&unary, call, flags)) {
+    if (unary_start(client, &unary, call, flags)) {
         /* The call's own deadline ends the wait, so the batch is never left behind on this stack. */
         while (!unary.is_done)
             dsa__pump(client, UINT64_MAX);
@@ -222,6 +233,13 @@ dsa_status dsa__unary_wait_ready(struct dsa_client *client, const char *method,
 {
     return unary_call(client, method, request, reply_type, timeout_us, GRPC_INITIAL_METADATA_WAIT_FOR_READY,
                       reply_p, err);
+}
+
+dsa_status dsa__unary_fail_fast(struct dsa_client *client, const char *method,
+                                const ProtobufCMessage *request, const ProtobufCMessageDescriptor *reply_type,
+                                uint64_t timeout_us, void *reply_p, struct dsa_error *err)
+{
+    return unary_call(client, method, request, reply_type, timeout_us, 0, reply_p, err);
 }
 
 /* ---- bidi ------------------------------------------------------------------------------------ */
@@ -417,8 +435,7 @@ dsa_status dsa__bidi_open(struct bidi *bidi, struct dsa_client *client, const ch
         dsa__bidi_fini(bidi);
         return dsa__fail(err, DSA_E_INTERNAL, NULL, "%s could not be started", method);
     }
-    memset(ops, 0, sizeof(ops));
-    ops[0].op = GRPC_OP_SEND_INITIAL_METADATA;
+    ops[0] = initial_metadata_op(client, 0);
     start(bidi, ops, 1, &bidi->start_op);
     memset(ops, 0, sizeof(ops));
     ops[0].op = GRPC_OP_RECV_INITIAL_METADATA;

@@ -8,6 +8,7 @@
 
 #define DEFAULT_CONNECT_US UINT64_C(5000000)
 #define DEFAULT_RPC_US     UINT64_C(30000000)
+#define REASON_US          UINT64_C(200000) /* for asking why there was no connection */
 /* Receive limit of the first connection; a server with larger messages costs a second one. */
 #define FIRST_RECEIVE_BYTES (16 << 20)
 #define MESSAGE_SLACK       (64 << 10) /* a refusal of a maximum-size message still has to fit */
@@ -27,13 +28,28 @@ static bool channel_open(struct dsa_client *client, const char *target, int rece
         /* Two clients of one process must not share a connection: limits are per connection. */
         {.type = GRPC_ARG_INTEGER, .key = GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, .value.integer = 1},
         {.type = GRPC_ARG_INTEGER, .key = GRPC_ARG_ENABLE_HTTP_PROXY, .value.integer = 0},
+        {.type = GRPC_ARG_STRING, /* last: without a name of its own it is left out */
+         .key = GRPC_SSL_TARGET_NAME_OVERRIDE_ARG,
+         .value.string = client->server_name},
     };
-    grpc_channel_args list = {sizeof(args) / sizeof(args[0]), args};
-    grpc_channel_credentials *creds = grpc_insecure_credentials_create();
+    grpc_channel_args list = {sizeof(args) / sizeof(args[0]) - (client->server_name ? 0 : 1), args};
 
-    client->channel = grpc_channel_create(target, creds, &list);
-    grpc_channel_credentials_release(creds);
+    client->channel = grpc_channel_create(target, client->credentials, &list);
     return client->channel != NULL;
+}
+
+/* gRPC tells of the last address last. */
+static const char *last_reason(const char *text)
+{
+    static const char *const before[] = {"last error: ", "Ssl handshake failed: "};
+
+    for (size_t i = 0; i < sizeof(before) / sizeof(before[0]); i++) {
+        const char *at = strstr(text, before[i]);
+
+        if (at)
+            text = at + strlen(before[i]);
+    }
+    return text;
 }
 
 static dsa_status get_capabilities(struct dsa_client *client, const char *target, uint64_t timeout_us,
@@ -46,6 +62,13 @@ static dsa_status get_capabilities(struct dsa_client *client, const char *target
 
     status = dsa__unary_wait_ready(client, DSA__SERVICE "GetCapabilities", &request.base,
                                    &dsa__v1__capabilities__descriptor, timeout_us, &reply, &why);
+    if (client->has_tls && status == DSA_E_TIMEOUT) {
+        status = dsa__unary_fail_fast(client, DSA__SERVICE "GetCapabilities", &request.base,
+                                      &dsa__v1__capabilities__descriptor, REASON_US, &reply, &why);
+        if (status == DSA_E_CONNECT)
+            return dsa__fail(err, DSA_E_CONNECT, "target", "no server answers at %s within %llu ms: %s",
+                             target, (unsigned long long)(timeout_us / 1000), last_reason(why.message));
+    }
     if (status == DSA_E_TIMEOUT || status == DSA_E_CONNECT)
         return dsa__fail(err, DSA_E_CONNECT, "target", "no server answers at %s within %llu ms", target,
                          (unsigned long long)(timeout_us / 1000));
@@ -120,6 +143,7 @@ static void client_free(struct dsa_client *client)
            != GRPC_QUEUE_SHUTDOWN)
         ;
     grpc_completion_queue_destroy(client->cq);
+    dsa__secure_fini(client);
     grpc_shutdown();
     if (client->fd_conn >= 0)
         close(client->fd_conn);
@@ -164,7 +188,9 @@ dsa_status dsa_connect(const char *target, const struct dsa_options *options, st
     if (!client)
         return dsa__fail(err, DSA_E_NO_MEMORY, NULL, "no memory for a client");
     pthread_mutex_lock(&client->lock);
-    status = reach(client, target, timeout_us, err);
+    status = dsa__secure_init(client, target, o, err);
+    if (status == DSA_OK)
+        status = reach(client, target, timeout_us, err);
     if (status == DSA_OK && !o->no_session)
         status = dsa__session_open(client, o, until_us, err);
     pthread_mutex_unlock(&client->lock);

@@ -57,6 +57,11 @@ dsa_status dsa__unary_wait_ready(struct dsa_client *client, const char *method,
                                  const ProtobufCMessageDescriptor *reply_type, uint64_t timeout_us,
                                  void *reply_p, struct dsa_error *err);
 
+/* On a channel that has failed to connect: answers at once, with the reason. */
+dsa_status dsa__unary_fail_fast(struct dsa_client *client, const char *method,
+                                const ProtobufCMessage *request, const ProtobufCMessageDescriptor *reply_type,
+                                uint64_t timeout_us, void *reply_p, struct dsa_error *err);
+
 struct outgoing {
     struct outgoing *next;
     grpc_byte_buffer *message;
@@ -137,6 +142,11 @@ struct dsa_client {
     uint64_t max_send_bytes; /* 0 = not known yet */
     uint32_t spin_us;
     uint32_t n_pumps; /* wraps */
+    grpc_channel_credentials *credentials;
+    bool has_tls;
+    char *server_name;           /* expected of the server's certificate; NULL = the target's host */
+    grpc_metadata authorization; /* goes with every call */
+    size_t n_authorization;      /* 0 or 1 */
     dsa_lost_fn on_lost;
     void *on_lost_arg;
     struct session session;
@@ -154,6 +164,11 @@ struct dsa_client {
 };
 
 #define DSA__SERVICE "/dsa.v1.SparseAttention/"
+
+/* secure.c: credentials and token from the options. What was made before a failure dsa__secure_fini frees. */
+dsa_status dsa__secure_init(struct dsa_client *client, const char *target, const struct dsa_options *options,
+                            struct dsa_error *err);
+void dsa__secure_fini(struct dsa_client *client);
 
 /* session.c */
 dsa_status dsa__session_open(struct dsa_client *client, const struct dsa_options *options, uint64_t until_us,

@@ -119,6 +119,40 @@ START_TEST(bad_options_are_refused_at_once)
 }
 END_TEST
 
+START_TEST(bad_security_options_are_refused_at_once)
+{
+    char empty[] = "/tmp/dsa_test_XXXXXX";
+    int fd = mkstemp(empty);
+    const struct {
+        const char *target, *token_file, *field;
+        struct dsa_tls tls;
+    } rows[] = {
+        {"unix:/nonexistent", NULL, "tls", {0}},
+        {"localhost:1", NULL, "tls.ca_file", {.ca_file = "/nonexistent"}},
+        {"localhost:1", NULL, "tls.ca_file", {.ca_file = "/"}},
+        {"localhost:1", NULL, "tls.ca_file", {.ca_file = empty}},
+        {"localhost:1", NULL, "tls.key_file", {.cert_file = __FILE__, .key_file = "/nonexistent"}},
+        {"localhost:1", NULL, "tls", {.cert_file = __FILE__}},
+        {"localhost:1", NULL, "tls", {.key_file = __FILE__}},
+        {"localhost:1", "/nonexistent", "token_file", {0}},
+        {"localhost:1", empty, "token_file", {0}},
+    };
+
+    ck_assert_int_ge(fd, 0);
+    close(fd);
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        struct dsa_options options = {.tls = &rows[i].tls, .token_file = rows[i].token_file};
+        struct dsa_client *client;
+        struct dsa_error err;
+
+        ck_assert_msg(dsa_connect(rows[i].target, &options, &client, &err) == DSA_E_BAD_REQUEST, "row %zu",
+                      i);
+        ck_assert_msg(strcmp(err.field, rows[i].field) == 0, "row %zu: %s: %s", i, err.field, err.message);
+    }
+    unlink(empty);
+}
+END_TEST
+
 TCase *case_connect(void)
 {
     TCase *tc = tcase_create("connect");
@@ -127,6 +161,7 @@ TCase *case_connect(void)
     tcase_add_test(tc, nobody_listens);
     tcase_add_test(tc, somebody_listens_and_never_speaks);
     tcase_add_test(tc, bad_options_are_refused_at_once);
+    tcase_add_test(tc, bad_security_options_are_refused_at_once);
     return tc;
 }
 

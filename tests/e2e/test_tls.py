@@ -499,6 +499,63 @@ def plain_text_beyond_loopback_is_warned_about(env, rng):
         server.stop()
 
 
+# ---- dsactl ----
+
+
+def dsactl(env, server, *words, target=None):
+    target = target or "127.0.0.1:%d" % server.port
+    command = [env.dsactl, words[0], "--target", target, "--connect-timeout-ms", str(1500 * SLOW), *words[1:]]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120 * SLOW)
+    return done.returncode, done.stdout + done.stderr
+
+
+@test(own=True)
+def dsactl_speaks_tls(env, rng):
+    files = Files(CA.issue("dsad.example"), CLIENT_CA.pem)
+    own, other = Files(CLIENT_CA.client(), CA.pem), Files(OTHER_CA.client(), OTHER_CA.pem)
+    token, wrong = own.write("token", TOKEN.encode()), own.write("wrong", SECOND.encode())
+    server = env.start(**files.flags(True, auth_token_file=files.write("tokens", TOKEN.encode())))
+    ca = ["--tls-ca", own.path("ca.pem")]
+    pair = ["--tls-cert", own.path("cert.pem"), "--tls-key", own.path("key.pem")]
+    right = [*ca, *pair, "--token-file", token]
+    for words in (
+        ("info",),
+        ("wait",),
+        ("attend",),
+        ("verify", "--cases", "20"),
+        ("load", "--requests", "200", "--transport", "inline"),
+        ("load", "--requests", "200", "--transport", "memfd"),
+        ("info", "--tls-name", "dsad.example"),
+        ("info", "--tls"),
+    ):
+        code, said = dsactl(env, server, *words, *right)
+        equal(code, 0, "exit code of dsactl %r: %s" % (words, said))
+    for words, want, word in (
+        (["--tls-ca", other.path("ca.pem"), *pair, "--token-file", token], 3, "certificate verify failed"),
+        (["--tls", *pair, "--token-file", token], 3, "certificate verify failed"),
+        ([*ca, "--token-file", token], 3, "CONNECT"),
+        ([*ca, "--tls-cert", other.path("cert.pem"), "--tls-key", other.path("key.pem")], 3, "CONNECT"),
+        ([*right, "--tls-name", "elsewhere.example"], 3, "elsewhere.example"),
+        ([*ca, *pair], 3, "UNAUTHENTICATED"),
+        ([*ca, *pair, "--token-file", wrong], 3, "UNAUTHENTICATED"),
+        ([], 3, "CONNECT"),
+        (["--tls-ca", "/nonexistent"], 3, "tls.ca_file"),
+        ([*ca, "--tls-cert", own.path("cert.pem")], 3, "need each other"),
+        ([*ca, "--token-file", "/nonexistent"], 3, "token_file"),
+    ):
+        code, said = dsactl(env, server, "info", *words)
+        equal(code, want, "exit code with %r: %s" % (words, said))
+        text = said if word in said else said.lower().replace("_", " ")  # BoringSSL's words are OpenSSL's in capitals
+        truth(word in text, "%r says %r, without %r" % (words, said, word))
+    code, said = dsactl(env, server, "info", *ca, target="unix:" + server.path)
+    truth(code == 3 and "unix socket speaks plain text" in said, "TLS over a unix socket: %d %s" % (code, said))
+    code, said = dsactl(env, server, "drain", *right)
+    truth(code == 1 and "ACCESS_DENIED" in said, "drain over TCP: %d %s" % (code, said))
+    server.expect_empty()
+    equal(dsactl(env, server, "drain", target="unix:" + server.path)[0], 0, "drain over the unix socket")
+    equal(server.wait_exit(10 * SLOW), 0, "exit code after the drain")
+
+
 # ---- peers that misbehave ----
 
 
@@ -575,6 +632,91 @@ def stuck_peer(server, kind, rng):
         if kind == "tls":
             expect_serving(server)
     return peer
+
+
+@test(own=True)
+def connect_and_reset(env, rng):
+    """50,000 connections that are reset at once, half in plain text, half on the TLS port at every stage of a handshake: the
+    server goes on serving meanwhile and afterwards, and holds no descriptor of theirs."""
+    n = full(50000, 3000)
+    hello = client_hello()
+    stages = [b"", b"", b"\x16", hello[: len(hello) // 2], hello]
+    for encrypted in (False, True):
+        server = serve(env) if encrypted else env.start(tcp="127.0.0.1:0")
+        address = ("127.0.0.1", server.port)
+        if encrypted:
+            expect_serving(server)
+        before, memory = server.n_fds(), server.rss()
+        hard = struct.pack("ii", 1, 0)
+        served = 0
+        for i in range(n // 2):
+            raw = socket.socket()
+            raw.connect(address)
+            data = stages[i % len(stages)] if encrypted else SETTINGS[: i % 30]
+            if data:
+                raw.sendall(data)
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, hard)
+            raw.close()
+            if i % 2000 == 0:
+                equal(len(server.control.stats().pools), 1, "an answer meanwhile")
+                served += 1
+        wait_until(lambda: server.n_fds() <= before, 20 * SLOW, "descriptors come back: %d" % server.n_fds())
+        print("     %s: %d times served meanwhile, grown by %d KiB" % (
+            "TLS" if encrypted else "plain", served, (server.rss() - memory) >> 10))
+        if not SANITIZED:
+            truth(server.rss() - memory < 32 << 20, "the server grew by %d MiB" % ((server.rss() - memory) >> 20))
+        client = tls_client(server, CA) if encrypted else Client("127.0.0.1:%d" % server.port)
+        full_round(client, rng, 700)
+        client.close()
+        server.expect_working()
+        server.expect_empty()
+        server.stop()
+
+
+@test(own=True)
+def out_of_descriptors_with_tls(env, rng):
+    """`ulimit -n` reached by TLS connections, silent ones and served ones: once they are gone it serves again."""
+    server = serve(env, nofile=96, max_connections=1000)
+    server.expect_error("cannot accept|no memory or descriptor|Too many open files|EMFILE")
+    expect_serving(server)
+    before = server.n_fds()
+    for kind in ("silent", "served"):
+        held = []
+        while server.n_fds() < 90:
+            held.append(connect_tcp(server.port))
+            if kind == "served":
+                held[-1] = context_of(CA).wrap_socket(held[-1], do_handshake_on_connect=False)
+                try:
+                    held[-1].settimeout(0.2 * SLOW)  # at the limit nobody answers any more
+                    held[-1].do_handshake()
+                except OSError:
+                    break
+        held += [connect_tcp(server.port) for _ in range(60)]
+        equal(len(server.control.stats().pools), 1, "open connections are served meanwhile")
+        for connection in held:
+            connection.close()
+        wait_until(lambda: server.n_fds() <= before + 2, 20 * SLOW, "the descriptors come back after " + kind)
+        expect_serving(server)
+    full_round(tls_client(server, CA), rng, 700)
+    server.expect_working()
+    server.stop()
+
+
+@test(own=True)
+def the_cap_counts_tls_connections(env, rng):
+    server = serve(env, max_connections=8)
+    held = [connect_tcp(server.port) for _ in range(30)]
+    wait_until(lambda: "max-connections reached" in server.text(), 10 * SLOW, "the cap is told")
+    for connection in held:
+        connection.close()
+
+    def served():
+        tls = shake(server, context_of(CA))
+        return not isinstance(tls, Exception) and (tls.close() or True)
+
+    wait_until(served, 10 * SLOW, "connections are taken again")
+    expect_serving(server)
+    server.stop()
 
 
 @test(own=True)
