@@ -195,7 +195,7 @@ static dsa_status describe(enum srv_access_reason reason, struct srv_err *err)
     return DSA_OK;
 }
 
-bool srv_access_admit(struct srv_access *access, struct rpc_call *call)
+dsa_status srv_access_admit(struct srv_access *access, struct rpc_call *call)
 {
     size_t n = 0;
     const char *authorization = rpc_call_header(call, "authorization", &n);
@@ -204,12 +204,12 @@ bool srv_access_admit(struct srv_access *access, struct rpc_call *call)
         srv_access_decide(access, rpc_call_origin(call), rpc_call_path(call), authorization, n);
 
     if (describe(reason, &err) == DSA_OK)
-        return true;
+        return DSA_OK;
     access->n_refused[reason]++;
     srv_log(SRV_LOG_DEBUG, "call refused at the door method=%s reason=%s", rpc_call_path(call),
             srv_access_reason_name(reason));
     wire_fail(call, &err);
-    return false;
+    return err.code;
 }
 
 /* ---- life --------------------------------------------------------------------------------------------- */

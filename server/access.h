@@ -46,9 +46,9 @@ SRV_MUST_CHECK dsa_status srv_access_reload(struct srv_access *access, struct sr
 enum srv_access_reason srv_access_decide(const struct srv_access *access, enum rpc_origin origin,
                                          const char *path, const char *authorization, size_t n);
 
-/* For rpc_config.admit: true = go on; false = the call has been answered with UNAUTHENTICATED or PERMISSION_DENIED, and
+/* DSA_OK: go on. Otherwise the call has been answered with this status, DSA_E_UNAUTHENTICATED or DSA_E_ACCESS, and
  * counted. */
-bool srv_access_admit(struct srv_access *access, struct rpc_call *call);
+dsa_status srv_access_admit(struct srv_access *access, struct rpc_call *call);
 
 uint64_t srv_access_refusals(const struct srv_access *access,
                              enum srv_access_reason reason); /* since start */

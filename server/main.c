@@ -30,6 +30,7 @@
 #include "server/security.h"
 #include "server/status.h"
 #include "server/svc.h"
+#include "server/tls.h"
 #include "server/wire.h"
 #include "server/worker.h"
 
@@ -372,6 +373,12 @@ static void on_tick(void *arg)
     struct srv_gauges *gauges = &server->metrics.gauges;
 
     svc_tick(server->svc);
+    if (server->security.tls) {
+        int64_t expiry_s = srv_tls_expiry_s(server->security.tls);
+
+        srv_counter_set(&gauges->tls_expiry_s, expiry_s > 0 ? (uint64_t)expiry_s : 0);
+        srv_counter_set(&gauges->tls_reload_failures, srv_tls_reload_failures(server->security.tls));
+    }
     if (server->n_ticks++ % TICKS_PER_COUNT == 0)
         srv_counter_set(&gauges->connections, srv_listener_count(server->unix_listener)
                                                   + srv_listener_count(server->tcp_listener)
@@ -392,7 +399,11 @@ static void set_sleeping(void *arg, bool is_sleeping)
 
 static bool admit(struct rpc_call *call)
 {
-    return srv_security_admit(((struct svc *)rpc_call_service(call))->security, call);
+    struct svc *svc = rpc_call_service(call);
+    dsa_status rc = srv_security_admit(svc->security, call);
+
+    srv_metrics_refused(svc->metrics, rc);
+    return rc == DSA_OK;
 }
 
 static dsa_status start_rpc(struct server *server, struct srv_err *err)
@@ -539,7 +550,7 @@ static dsa_status start(struct server *server, struct srv_err *err)
     atomic_store(&server->metrics.worker, server->svc->worker);
     if ((rc = open_sockets(server, err)) != DSA_OK)
         return rc;
-    svc_tick(server->svc);
+    on_tick(server); /* so that the first who asks gets numbers */
     atomic_store(&server->health.is_started, true);
     return DSA_OK;
 }

@@ -129,7 +129,7 @@ void srv_security_accept(void *arg, int fd)
         rpc_add_fd(security->rpc, fd, RPC_ORIGIN_TCP);
 }
 
-bool srv_security_admit(struct srv_security *security, struct rpc_call *call)
+dsa_status srv_security_admit(struct srv_security *security, struct rpc_call *call)
 {
     return srv_access_admit(security->access, call);
 }

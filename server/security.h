@@ -36,8 +36,8 @@ SRV_MUST_CHECK dsa_status srv_security_start(struct srv_security *security, cons
  * srv_listener_config.accept. Takes the socket. */
 void srv_security_accept(void *security, int fd);
 
-/* For rpc_config.admit. */
-bool srv_security_admit(struct srv_security *security, struct rpc_call *call);
+/* As srv_access_admit. */
+dsa_status srv_security_admit(struct srv_security *security, struct rpc_call *call);
 
 /* Reads certificate, key, authorities and tokens again, and logs what came of it. What will not do stays as it was. Returns how
  * many of the two, certificate and tokens, could not be reloaded; err (may be NULL) tells of the first. */

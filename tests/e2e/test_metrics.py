@@ -433,8 +433,11 @@ def health_port_answers_health_alone(server, rng):
         fail("a service that is not there")
     except grpc.RpcError as error:
         equal(error.code(), grpc.StatusCode.NOT_FOUND, "unknown service")
+    page = Http(http_port(server))
+    before = value(page.metrics(), "dsad_refused_total", reason="ACCESS_DENIED")
     for method in ("GetCapabilities", "GetStats", "Drain"):
         expect_refusal_of_call(client, method)
+    equal(value(page.metrics(), "dsad_refused_total", reason="ACCESS_DENIED") - before, 3, "refusals at the door")
     client.close()
 
 
