@@ -35,7 +35,7 @@ static void ignore_suspected_deadlocks(void)
 static void log_from_grpc(gpr_log_func_args *args)
 {
     /* Peers can cause these lines, so none of them is an error of ours. */
-    srv_log(args->severity == GPR_LOG_SEVERITY_ERROR ? SRV_LOG_WARN : SRV_LOG_DEBUG, "grpc: %s",
+    srv_log(args->severity == GPR_LOG_SEVERITY_ERROR ? SRV_LOG_WARN : SRV_LOG_DEBUG, "gRPC says text=\"%s\"",
             args->message);
 }
 

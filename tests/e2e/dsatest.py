@@ -48,7 +48,7 @@ class Hooks:
 SANITIZER_REPORT = re.compile(
     r"ERROR: (Address|Leak)Sanitizer|WARNING: ThreadSanitizer|runtime error:|SUMMARY: \w+San"
 )
-ERROR_LINE = re.compile(r"^\S+Z error |^E\d{4} ", re.M)
+ERROR_LINE = re.compile(r'^\S+Z error |^E\d{4} |^\{"ts":"[^"]*","level":"error",', re.M)
 
 
 class Server:
