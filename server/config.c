@@ -9,6 +9,10 @@
 
 enum option_type { OPT_TEXT, OPT_UINT, OPT_BYTES, OPT_US, OPT_OCTAL, OPT_REAL, OPT_BOOL };
 
+/* Whether SIGHUP can change it: not at all; at once; at once, but not above its value at the start, which something has been
+ * sized by. */
+enum option_change { AT_START, LIVE, LIVE_TO_START };
+
 struct option_row {
     const char *
         name; /* flag without dashes, key of a file; in upper case with '_' for '-' after DSAD_ the variable */
@@ -19,17 +23,24 @@ struct option_row {
     uint64_t min, max;    /* numbers, in the field's own unit */
     const char *section;  /* heading in --help; NULL = as the row before */
     const char *help;
+    enum option_change change;
 };
 
+#define ROW(type, name, field, size, fallback, min, max, section, help, change)                              \
+    {                                                                                                        \
+        name, type, offsetof(struct srv_config, field), size, fallback, min, max, section, help, change      \
+    }
+#define ROOM(field) sizeof(((struct srv_config *)0)->field)
 #define TEXT(name, field, fallback, section, help)                                                           \
-    {                                                                                                        \
-        name, OPT_TEXT, offsetof(struct srv_config, field), sizeof(((struct srv_config *)0)->field),         \
-            fallback, 0, 0, section, help                                                                    \
-    }
+    ROW(OPT_TEXT, name, field, ROOM(field), fallback, 0, 0, section, help, AT_START)
 #define NUMBER(type, name, field, fallback, min, max, section, help)                                         \
-    {                                                                                                        \
-        name, type, offsetof(struct srv_config, field), 0, fallback, min, max, section, help                 \
-    }
+    ROW(type, name, field, 0, fallback, min, max, section, help, AT_START)
+#define LIVE_TEXT(name, field, fallback, section, help)                                                      \
+    ROW(OPT_TEXT, name, field, ROOM(field), fallback, 0, 0, section, help, LIVE)
+#define LIVE_NUMBER(type, name, field, fallback, min, max, section, help)                                    \
+    ROW(type, name, field, 0, fallback, min, max, section, help, LIVE)
+#define LIVE_BELOW(type, name, field, fallback, min, max, section, help)                                     \
+    ROW(type, name, field, 0, fallback, min, max, section, help, LIVE_TO_START)
 
 static const struct option_row options[] = {
     TEXT("listen", listen, "unix:/run/dsad/dsad.sock", "Listening", "gRPC socket: unix:/path, or none"),
@@ -75,54 +86,58 @@ static const struct option_row options[] = {
     NUMBER(OPT_UINT, "cpu-threads", cpu_threads, "0", 0, 1024, NULL, "threads of the CPU device (0: all)"),
     TEXT("cpu-isa", cpu_isa, "auto", NULL, "instruction set: auto, generic, avx2, avx512, avx512bf16"),
 
-    NUMBER(OPT_BYTES, "max-message-bytes", max_message_bytes, "8MiB", 65536, 1u << 30, "Limits",
-           "one gRPC message"),
-    NUMBER(OPT_BYTES, "max-inline-bytes", max_inline_bytes, "4MiB", 1024, 1u << 30, NULL,
-           "one inline tensor"),
-    NUMBER(OPT_BYTES, "max-stream-bytes", max_stream_bytes, "64MiB", 65536, UINT64_C(1) << 36, NULL,
-           "inline results not yet read by one stream's client"),
-    NUMBER(OPT_UINT, "max-rows", max_rows, "16384", 1, 1u << 20, NULL, "query rows of one request"),
-    NUMBER(OPT_UINT, "max-segments", max_segments, "256", 1, 4096, NULL, "segments of one request"),
-    NUMBER(OPT_UINT, "max-topk", max_topk, "16384", 1, 1u << 20, NULL, "index width"),
-    NUMBER(OPT_UINT, "max-append-rows", max_append_rows, "65536", 1, 1u << 24, NULL,
-           "tokens times layers of one append"),
-    NUMBER(OPT_UINT, "max-sessions", max_sessions, "64", 1, 65536, NULL, "open sessions"),
-    NUMBER(OPT_UINT, "max-regions", max_regions, "256", 1, 65536, NULL, "regions of one session"),
-    NUMBER(OPT_BYTES, "max-region-bytes", max_region_bytes, "64GiB", 4096, UINT64_C(1) << 44, NULL,
-           "one region"),
+    LIVE_BELOW(OPT_BYTES, "max-message-bytes", max_message_bytes, "8MiB", 65536, 1u << 30, "Limits",
+               "one gRPC message"),
+    LIVE_NUMBER(OPT_BYTES, "max-inline-bytes", max_inline_bytes, "4MiB", 1024, 1u << 30, NULL,
+                "one inline tensor"),
+    LIVE_NUMBER(OPT_BYTES, "max-stream-bytes", max_stream_bytes, "64MiB", 65536, UINT64_C(1) << 36, NULL,
+                "inline results not yet read by one stream's client"),
+    LIVE_BELOW(OPT_UINT, "max-rows", max_rows, "16384", 1, 1u << 20, NULL, "query rows of one request"),
+    LIVE_BELOW(OPT_UINT, "max-segments", max_segments, "256", 1, 4096, NULL, "segments of one request"),
+    LIVE_BELOW(OPT_UINT, "max-topk", max_topk, "16384", 1, 1u << 20, NULL, "index width"),
+    LIVE_BELOW(OPT_UINT, "max-append-rows", max_append_rows, "65536", 1, 1u << 24, NULL,
+               "tokens times layers of one append"),
+    LIVE_NUMBER(OPT_UINT, "max-sessions", max_sessions, "64", 1, 65536, NULL, "open sessions"),
+    LIVE_NUMBER(OPT_UINT, "max-regions", max_regions, "256", 1, 65536, NULL, "regions of one session"),
+    LIVE_NUMBER(OPT_BYTES, "max-region-bytes", max_region_bytes, "64GiB", 4096, UINT64_C(1) << 44, NULL,
+                "one region"),
     NUMBER(OPT_UINT, "max-sequences", max_sequences, "4096", 1, 1u << 20, NULL, "sequences of one session"),
     NUMBER(OPT_UINT, "max-sequence-tokens", max_sequence_tokens, "1048576", 1, 1u << 30, NULL,
            "tokens of one sequence"),
-    NUMBER(OPT_UINT, "max-inflight", max_inflight, "256", 1, 65536, NULL,
-           "unanswered requests of one stream"),
-    NUMBER(OPT_UINT, "max-queue", max_queue, "4096", 1, 16384, NULL, "jobs waiting for one device"),
-    NUMBER(OPT_BYTES, "max-queue-bytes", max_queue_bytes, "1GiB", 1048576, UINT64_C(1) << 40, NULL,
-           "memory of requests: their messages, and inline results until they are read"),
+    LIVE_NUMBER(OPT_UINT, "max-inflight", max_inflight, "256", 1, 65536, NULL,
+                "unanswered requests of one stream"),
+    LIVE_BELOW(OPT_UINT, "max-queue", max_queue, "4096", 1, 16384, NULL, "jobs waiting for one device"),
+    LIVE_NUMBER(OPT_BYTES, "max-queue-bytes", max_queue_bytes, "1GiB", 1048576, UINT64_C(1) << 40, NULL,
+                "memory of requests: their messages, and inline results until they are read"),
     NUMBER(OPT_UINT, "max-streams", max_streams, "256", 1, 65536, NULL, "concurrent calls of one connection"),
     NUMBER(OPT_UINT, "chunk-rows", chunk_rows, "0", 0, 65536, NULL,
            "rows of one piece of a long answer (0: 16 on the CPU, 64 on a GPU)"),
     NUMBER(OPT_UINT, "batch-rows", batch_rows, "0", 0, 65536, NULL,
            "rows that share one launch (0: 64 on the CPU, 256 on a GPU)"),
 
-    NUMBER(OPT_US, "lease", lease_us, "10s", 1000, UINT64_C(86400000000), "Times",
-           "heartbeat interval granted when a client asks for none"),
-    NUMBER(OPT_US, "max-lease", max_lease_us, "60s", 1000, UINT64_C(86400000000), NULL,
-           "longest lease granted"),
-    NUMBER(OPT_US, "max-grace", max_grace_us, "60s", 0, UINT64_C(86400000000), NULL,
-           "longest time a session outlives its stream"),
-    NUMBER(OPT_US, "stall-timeout", stall_timeout_us, "30s", 1000, UINT64_C(86400000000), NULL,
-           "a stream whose client does not read is ended after this"),
-    NUMBER(OPT_US, "drain-grace", drain_grace_us, "25s", 0, UINT64_C(86400000000), NULL,
-           "time that running work gets after SIGTERM"),
-    NUMBER(OPT_US, "watchdog", watchdog_us, "10s", 0, UINT64_C(86400000000), NULL,
-           "a worker that is at one launch for longer counts as stuck, and dsad as not ready (0: never)"),
+    LIVE_NUMBER(OPT_US, "lease", lease_us, "10s", 1000, UINT64_C(86400000000), "Times",
+                "heartbeat interval granted when a client asks for none"),
+    LIVE_NUMBER(OPT_US, "max-lease", max_lease_us, "60s", 1000, UINT64_C(86400000000), NULL,
+                "longest lease granted"),
+    LIVE_NUMBER(OPT_US, "max-grace", max_grace_us, "60s", 0, UINT64_C(86400000000), NULL,
+                "longest time a session outlives its stream"),
+    LIVE_NUMBER(OPT_US, "stall-timeout", stall_timeout_us, "30s", 1000, UINT64_C(86400000000), NULL,
+                "a stream whose client does not read is ended after this"),
+    LIVE_NUMBER(OPT_US, "drain-grace", drain_grace_us, "25s", 0, UINT64_C(86400000000), NULL,
+                "time that running work gets after SIGTERM"),
+    LIVE_NUMBER(
+        OPT_US, "watchdog", watchdog_us, "10s", 0, UINT64_C(86400000000), NULL,
+        "a worker that is at one launch for longer counts as stuck, and dsad as not ready (0: never)"),
     NUMBER(OPT_US, "spin", spin_us, "0us", 0, 1000000, NULL,
            "the service thread polls this long after the last event before it sleeps"),
     NUMBER(OPT_US, "worker-spin", worker_spin_us, "0us", 0, 1000000, NULL, "the same for a worker"),
-    NUMBER(OPT_UINT, "inline-flops", inline_flops, "4000000", 0, UINT64_C(1000000000), NULL,
-           "largest job that the service thread runs itself while the worker sleeps (CPU device)"),
+    LIVE_NUMBER(OPT_UINT, "inline-flops", inline_flops, "4000000", 0, UINT64_C(1000000000), NULL,
+                "largest job that the service thread runs itself while the worker sleeps (CPU device)"),
 
-    TEXT("log-level", log_level, "info", "Process", "error, warn, info, debug, trace"),
+    LIVE_TEXT("log-level", log_level, "info", "Process", "error, warn, info, debug, trace"),
+    LIVE_TEXT("log-format", log_format, "text", NULL, "lines for people or for a collector: text, json"),
+    LIVE_NUMBER(OPT_UINT, "slow-request-ms", slow_request_ms, "1000", 0, 86400000, NULL,
+                "a request that takes longer leaves a line in the log (0: none does)"),
 };
 
 #define N_OPTIONS (sizeof(options) / sizeof(options[0]))
@@ -364,21 +379,30 @@ dsa_status srv_config_parse(struct srv_config *config, int argc, char **argv,
 
 void srv_config_help(FILE *out)
 {
-    fprintf(out, "dsad - sparse attention over a quantised KV pool, served by gRPC\n\n"
-                 "usage: dsad [--config FILE] [--flag value]...\n\n"
-                 "Each option is a flag, a variable (DSAD_LOG_LEVEL for --log-level) and a key of a YAML "
-                 "file (log-level: info).\n"
-                 "Flags win over variables, variables over the file, which --config or DSAD_CONFIG names.\n\n"
-                 "  --help, --version\n"
-                 "  --check-config        say whether the configuration is sound, and end\n"
-                 "  --print-config        print it with where each value comes from, and end\n");
+    fprintf(out,
+            "dsad - sparse attention over a quantised KV pool, served by gRPC\n\n"
+            "usage: dsad [--config FILE] [--flag value]...\n\n"
+            "Each option is a flag, a variable (DSAD_LOG_LEVEL for --log-level) and a key of a YAML "
+            "file (log-level: info).\n"
+            "Flags win over variables, variables over the file, which --config or DSAD_CONFIG names.\n"
+            "SIGHUP reads everything again: * takes effect at once, ** too, up to its value at the start.\n\n"
+            "  --help, --version\n"
+            "  --check-config        say whether the configuration is sound, and end\n"
+            "  --print-config        print it with where each value comes from, and end\n");
     for (size_t i = 0; i < N_OPTIONS; i++) {
         if (options[i].section)
             fprintf(out, "\n%s\n", options[i].section);
-        fprintf(out, "  --%-21s %s [%s]\n", options[i].name, options[i].help,
+        fprintf(out, "  --%-21s %s%s [%s]\n", options[i].name, options[i].help,
+                options[i].change == LIVE            ? " *"
+                : options[i].change == LIVE_TO_START ? " **"
+                                                     : "",
                 options[i].fallback[0] != '\0' ? options[i].fallback : "none");
     }
 }
+
+#define MAX_SHOWN                                                                                            \
+    (2 * sizeof(((struct srv_config *)0)->tls_cert)                                                          \
+     + 8) /* the longest text, every byte of it doubled, and quotes */
 
 /* Text that a YAML reader would take for something else goes between quotes. text: room for the longest, doubled. */
 static const char *quoted(const char *field, char *text)
@@ -401,37 +425,106 @@ static const char *quoted(const char *field, char *text)
     return text;
 }
 
+/* The value as a file would have it. text: MAX_SHOWN bytes. */
+static const char *show(const struct srv_config *config, const struct option_row *row, char *text)
+{
+    const char *field = (const char *)config + row->offset;
+    uint64_t number;
+    double real;
+
+    switch (row->type) {
+    case OPT_TEXT:
+        return quoted(field, text);
+    case OPT_REAL:
+        memcpy(&real, field, sizeof(real));
+        snprintf(text, MAX_SHOWN, "%.9g", real);
+        break;
+    case OPT_BOOL:
+        return *(const bool *)field ? "true" : "false";
+    case OPT_UINT:
+    case OPT_BYTES:
+    case OPT_US:
+    case OPT_OCTAL:
+        memcpy(&number, field, sizeof(number));
+        snprintf(text, MAX_SHOWN, row->type == OPT_OCTAL ? "%04" PRIo64 : "%" PRIu64 "%s", number,
+                 row->type == OPT_US ? "us" : "");
+        break;
+    }
+    return text;
+}
+
 void srv_config_print(const struct srv_config *config, FILE *out)
 {
     static const char *const origins[] = {"", "  # file", "  # environment", "  # flag"};
-    char text[2 * sizeof(config->tls_cert) + 8];
+    char text[MAX_SHOWN];
 
+    for (size_t i = 0; i < N_OPTIONS; i++)
+        fprintf(out, "%s: %s%s\n", options[i].name, show(config, &options[i], text),
+                origins[config->sources[i]]);
+}
+
+/* ---- a new configuration for a server that runs ---------------------------------------------------- */
+
+static size_t option_bytes(const struct option_row *row)
+{
+    switch (row->type) {
+    case OPT_TEXT:
+        return row->size;
+    case OPT_REAL:
+        return sizeof(double);
+    case OPT_BOOL:
+        return sizeof(bool);
+    case OPT_UINT:
+    case OPT_BYTES:
+    case OPT_US:
+    case OPT_OCTAL:
+        break;
+    }
+    return sizeof(uint64_t);
+}
+
+static bool is_same(const struct srv_config *a, const struct srv_config *b, const struct option_row *row)
+{
+    const char *x = (const char *)a + row->offset, *y = (const char *)b + row->offset;
+
+    return row->type == OPT_TEXT ? strcmp(x, y) == 0 : memcmp(x, y, option_bytes(row)) == 0;
+}
+
+static bool is_above(const struct srv_config *config, const struct srv_config *start,
+                     const struct option_row *row)
+{
+    uint64_t value, limit;
+
+    memcpy(&value, (const char *)config + row->offset, sizeof(value));
+    memcpy(&limit, (const char *)start + row->offset, sizeof(limit));
+    return value > limit;
+}
+
+void srv_config_take_over(struct srv_config *config, const struct srv_config *start,
+                          const struct srv_config *fresh,
+                          void (*fn)(void *arg, const struct srv_config_change *change), void *arg)
+{
     for (size_t i = 0; i < N_OPTIONS; i++) {
-        const char *field = (const char *)config + options[i].offset;
-        uint64_t number;
-        double real;
+        const struct option_row *row = &options[i];
+        char old[MAX_SHOWN], wanted[MAX_SHOWN];
+        struct srv_config_change change = {.name = row->name};
 
-        fprintf(out, "%s: ", options[i].name);
-        switch (options[i].type) {
-        case OPT_TEXT:
-            fprintf(out, "%s", quoted(field, text));
-            break;
-        case OPT_REAL:
-            memcpy(&real, field, sizeof(real));
-            fprintf(out, "%.9g", real);
-            break;
-        case OPT_BOOL:
-            fprintf(out, "%s", *(const bool *)field ? "true" : "false");
-            break;
-        case OPT_UINT:
-        case OPT_BYTES:
-        case OPT_US:
-        case OPT_OCTAL:
-            memcpy(&number, field, sizeof(number));
-            fprintf(out, options[i].type == OPT_OCTAL ? "%04" PRIo64 : "%" PRIu64 "%s", number,
-                    options[i].type == OPT_US ? "us" : "");
-            break;
+        if (is_same(config, fresh, row)) {
+            config->sources[i] = fresh->sources[i];
+            continue;
         }
-        fprintf(out, "%s\n", origins[config->sources[i]]);
+        change.old = show(config, row, old);
+        change.wanted = show(fresh, row, wanted);
+        if (row->change == AT_START)
+            change.verdict = SRV_CHANGE_AT_START;
+        else if (row->change == LIVE_TO_START && is_above(fresh, start, row))
+            change.verdict = SRV_CHANGE_ABOVE_START;
+        else
+            change.verdict = SRV_CHANGE_MADE;
+        fn(arg, &change); /* while the old value is there to be shown */
+        if (change.verdict != SRV_CHANGE_MADE)
+            continue;
+        memcpy((char *)config + row->offset, (const char *)fresh + row->offset, option_bytes(row));
+        config->sources[i] = fresh->sources[i];
     }
 }

@@ -78,6 +78,8 @@ struct srv_config {
         inline_flops; /* jobs up to this size may run on the service thread when the worker sleeps; 0 = never */
     /* process */
     char log_level[16];
+    char log_format[8];       /* "text" or "json" */
+    uint64_t slow_request_ms; /* 0 = off */
 
     unsigned char sources[SRV_MAX_OPTIONS]; /* enum srv_config_source, in the table's order */
 };
@@ -108,5 +110,21 @@ SRV_MUST_CHECK dsa_status srv_config_parse(struct srv_config *config, int argc, 
 void srv_config_help(FILE *out);
 /* name: value, one a line, as a file for --config has them; where a value is not the default a comment says whence. */
 void srv_config_print(const struct srv_config *config, FILE *out);
+
+/* An option whose value differs, and what becomes of it. The texts are the callee's during the call only. */
+struct srv_config_change {
+    const char *name, *old, *wanted;
+    enum {
+        SRV_CHANGE_MADE,
+        SRV_CHANGE_AT_START,   /* only a restart changes it */
+        SRV_CHANGE_ABOVE_START /* it can be changed, but not to more than it was at the start */
+    } verdict;
+};
+
+/* Takes over from `fresh`, which has been checked like any configuration, what may change while dsad runs. start: what it
+ * started with. Calls fn for each option whose value differs, before it is changed. */
+void srv_config_take_over(struct srv_config *config, const struct srv_config *start,
+                          const struct srv_config *fresh,
+                          void (*fn)(void *arg, const struct srv_config_change *change), void *arg);
 
 #endif /* SERVER_CONFIG_H */

@@ -222,3 +222,17 @@ dsa_status srv_config_read_file(struct srv_config *config, const char *path, str
     fclose(file);
     return rc;
 }
+
+dsa_status srv_config_read(struct srv_config *config, int argc, char **argv, char **environment,
+                           enum srv_config_action *action_p, struct srv_err *err)
+{
+    const char *path;
+    dsa_status rc;
+
+    srv_config_defaults(config);
+    if ((rc = srv_config_file_name(argc, argv, environment, &path, err)) != DSA_OK
+        || (path && (rc = srv_config_read_file(config, path, err)) != DSA_OK)
+        || (rc = srv_config_read_environment(config, environment, err)) != DSA_OK)
+        return rc;
+    return srv_config_parse(config, argc, argv, action_p, err);
+}

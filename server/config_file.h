@@ -1,4 +1,4 @@
-/* config_file.h - settings from a YAML file and from the environment, by the table of config.c. main, before any thread. */
+/* config_file.h - settings from a YAML file and from the environment, by the table of config.c. At the start and on SIGHUP. */
 #ifndef SERVER_CONFIG_FILE_H
 #define SERVER_CONFIG_FILE_H
 
@@ -19,5 +19,10 @@ SRV_MUST_CHECK dsa_status srv_config_read_file(struct srv_config *config, const 
  * dsad (DSAD_SERVICE_*, DSAD_PORT*). DSA_E_BAD_REQUEST with field = the variable. */
 SRV_MUST_CHECK dsa_status srv_config_read_environment(struct srv_config *config, char **environment,
                                                       struct srv_err *err);
+
+/* Default, file, environment, flags: the later wins. Errors as of each. */
+SRV_MUST_CHECK dsa_status srv_config_read(struct srv_config *config, int argc, char **argv,
+                                          char **environment, enum srv_config_action *action_p,
+                                          struct srv_err *err);
 
 #endif /* SERVER_CONFIG_FILE_H */

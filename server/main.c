@@ -26,6 +26,7 @@
 #include "server/log.h"
 #include "server/loop.h"
 #include "server/metrics.h"
+#include "server/reload.h"
 #include "server/rpc.h"
 #include "server/security.h"
 #include "server/status.h"
@@ -49,6 +50,9 @@ enum phase { SERVING, DRAINING, SAYING_GOODBYE, CANCELLING, CUTTING };
 
 struct server {
     struct srv_config config;
+    struct srv_config started; /* config as it was at the start */
+    int argc;
+    char **argv;
     char unix_path[108];
     char fd_path[108];
     uint32_t n_pages;
@@ -117,6 +121,17 @@ static dsa_status check_rules(struct server *server, struct srv_err *err)
     return srv_rules_check_config(&rule, err);
 }
 
+/* Words that are none have no effect here; derive_config refuses them. */
+static void apply_log_settings(const struct srv_config *config)
+{
+    int level = srv_log_level_by_name(config->log_level), format = srv_log_format_by_name(config->log_format);
+
+    if (level >= 0)
+        srv_log_set_level((enum srv_log_level)level);
+    if (format >= 0)
+        srv_log_set_format((enum srv_log_format)format);
+}
+
 static dsa_status derive_config(struct server *server, struct srv_err *err)
 {
     struct srv_config *config = &server->config;
@@ -152,7 +167,8 @@ static dsa_status derive_config(struct server *server, struct srv_err *err)
     if (srv_log_level_by_name(config->log_level) < 0)
         return srv_fail(err, DSA_E_BAD_REQUEST, "log-level", "%s", config->log_level,
                         "give error, warn, info, debug or trace");
-    srv_log_set_level((enum srv_log_level)srv_log_level_by_name(config->log_level));
+    if (srv_log_format_by_name(config->log_format) < 0)
+        return srv_fail(err, DSA_E_BAD_REQUEST, "log-format", "%s", config->log_format, "give text or json");
     return DSA_OK;
 }
 
@@ -353,12 +369,44 @@ static void begin_drain(void *arg, uint64_t grace_us)
         srv_loop_stop(server->loop);
 }
 
+/* ---- reload ----------------------------------------------------------------------------------------------- */
+
+/* What does not read the configuration where it lies. */
+static void pass_on_settings(struct server *server)
+{
+    const struct srv_config *config = &server->config;
+
+    apply_log_settings(config);
+    server->svc->inline_flops = device_kind(config) == DSK_DEVICE_CPU ? config->inline_flops : 0;
+    srv_counter_set(&server->health.watchdog_us, config->watchdog_us);
+    svc_config_changed(server->svc);
+}
+
+/* Everything is read again and checked as at the start, aside: a mistake changes nothing. */
+static void reload_settings(struct server *server)
+{
+    static struct server next;
+    enum srv_config_action action;
+    struct srv_err err = {0};
+
+    memset(&next, 0, sizeof(next));
+    if (srv_config_read(&next.config, server->argc, server->argv, environ, &action, &err) != DSA_OK
+        || derive_config(&next, &err) != DSA_OK || derive_paths(&next, &err) != DSA_OK) {
+        srv_reload_refuse(&err);
+        return;
+    }
+    srv_reload_apply(&server->config, &server->started, &next.config);
+    pass_on_settings(server);
+}
+
 static void on_signal(void *arg, int signum)
 {
     struct server *server = arg;
 
     if (signum == SIGHUP) {
-        srv_security_reload(&server->security, NULL);
+        reload_settings(server);
+        srv_security_reload(&server->security,
+                            NULL); /* certificates and tokens, whatever the settings are worth */
     } else if (server->n_stop_signals++ == 0) {
         begin_drain(server, server->config.drain_grace_us);
     } else {
@@ -379,6 +427,7 @@ static void on_tick(void *arg)
         srv_counter_set(&gauges->tls_expiry_s, expiry_s > 0 ? (uint64_t)expiry_s : 0);
         srv_counter_set(&gauges->tls_reload_failures, srv_tls_reload_failures(server->security.tls));
     }
+    srv_log_flush(false);
     if (server->n_ticks++ % TICKS_PER_COUNT == 0)
         srv_counter_set(&gauges->connections, srv_listener_count(server->unix_listener)
                                                   + srv_listener_count(server->tcp_listener)
@@ -550,6 +599,7 @@ static dsa_status start(struct server *server, struct srv_err *err)
     atomic_store(&server->metrics.worker, server->svc->worker);
     if ((rc = open_sockets(server, err)) != DSA_OK)
         return rc;
+    server->started = server->config;
     on_tick(server); /* so that the first who asks gets numbers */
     atomic_store(&server->health.is_started, true);
     return DSA_OK;
@@ -595,9 +645,14 @@ static void report(const struct server *server)
 
 static int fail(const struct srv_err *err)
 {
-    fprintf(stderr, "dsad: %s: %s%s%s%s%s\n", srv_status_reason(err->code), err->field,
-            err->value[0] ? "=" : "", err->value, err->field[0] ? ": " : "", err->text);
-    if (err->rule[0] != '\0')
+    if (srv_log_get_format() == SRV_LOG_JSON) /* a collector reads, no one who typed a command */
+        srv_log(SRV_LOG_ERROR, "cannot start reason=%s field=%s value=%s text=\"%s\" rule=%s",
+                srv_status_reason(err->code), err->field, err->value, err->text,
+                err->rule[0] != '\0' ? err->rule : NULL);
+    else
+        fprintf(stderr, "dsad: %s: %s%s%s%s%s\n", srv_status_reason(err->code), err->field,
+                err->value[0] ? "=" : "", err->value, err->field[0] ? ": " : "", err->text);
+    if (err->rule[0] != '\0' && srv_log_get_format() != SRV_LOG_JSON)
         fprintf(stderr, "dsad: refused by support rule %s\n", err->rule);
     return err->code == DSA_E_BAD_REQUEST || err->code == DSA_E_BAD_LAYOUT || err->code == DSA_E_UNSUPPORTED
                ? 2
@@ -609,6 +664,7 @@ static int serve(struct server *server)
     struct srv_err err = {0};
     dsa_status rc;
 
+    apply_log_settings(&server->config);
     signal(SIGPIPE, SIG_IGN); /* a log reader or a client that is gone is no reason to end */
     block_signals(SIG_BLOCK); /* the loop's thread alone takes them */
     rpc_init();
@@ -625,6 +681,7 @@ static int serve(struct server *server)
     srv_loop_run(server->loop);
     stop(server);
     srv_log(SRV_LOG_INFO, "stopped");
+    srv_log_flush(true);
 #if defined(DSA_SANITIZE_address) || defined(DSA_SANITIZE_thread)
     rpc_fini(); /* leaves nothing behind for a sanitizer to find */
     return 0;
@@ -633,21 +690,6 @@ static int serve(struct server *server)
     _exit(
         0); /* not rpc_fini, which can take seconds; and no destructors under gRPC's threads that still run */
 #endif
-}
-
-/* Default, file, environment, flags: the later wins. */
-static dsa_status read_config(struct srv_config *config, int argc, char **argv,
-                              enum srv_config_action *action_p, struct srv_err *err)
-{
-    const char *path;
-    dsa_status rc;
-
-    srv_config_defaults(config);
-    if ((rc = srv_config_file_name(argc, argv, environ, &path, err)) != DSA_OK
-        || (path && (rc = srv_config_read_file(config, path, err)) != DSA_OK)
-        || (rc = srv_config_read_environment(config, environ, err)) != DSA_OK)
-        return rc;
-    return srv_config_parse(config, argc, argv, action_p, err);
 }
 
 /* Everything that can be said without opening a device or a socket. */
@@ -669,7 +711,9 @@ int main(int argc, char **argv)
     enum srv_config_action action;
     struct srv_err err = {0};
 
-    if (read_config(&server.config, argc, argv, &action, &err) != DSA_OK)
+    server.argc = argc;
+    server.argv = argv;
+    if (srv_config_read(&server.config, argc, argv, environ, &action, &err) != DSA_OK)
         return fail(&err);
     switch (action) {
     case SRV_CONFIG_HELP:

@@ -601,6 +601,11 @@ void rpc_check_stalls(struct rpc *rpc, uint64_t now_us)
     }
 }
 
+void rpc_set_stall_timeout(struct rpc *rpc, uint64_t timeout_us)
+{
+    rpc->config.stall_timeout_us = timeout_us;
+}
+
 uint64_t rpc_message_count(const struct rpc *rpc)
 {
     return rpc->n_messages;

@@ -85,6 +85,8 @@ uint32_t rpc_call_count(const struct rpc *rpc);    /* calls that are not over */
 /* Ends calls that stalled. Cheap; every second or so. */
 void rpc_check_stalls(struct rpc *rpc, uint64_t now_us);
 
+void rpc_set_stall_timeout(struct rpc *rpc, uint64_t timeout_us);
+
 /* Stop taking calls and tell the clients (GOAWAY). Running calls go on. */
 void rpc_shutdown(struct rpc *rpc);
 void rpc_cancel_all(struct rpc *rpc); /* end what still runs */

@@ -465,15 +465,32 @@ void svc_count_attend(struct svc *svc, dsa_status status, uint64_t took_us)
 
 /* ---- life ---------------------------------------------------------------------------------------- */
 
-static dsa_status create_tables(struct svc *svc, struct srv_err *err)
+static struct srv_session_config session_limits(const struct srv_config *config)
 {
-    const struct srv_config *config = svc->config;
-    struct srv_session_config sessions = {
+    struct srv_session_config limits = {
         .max_sessions = (uint32_t)config->max_sessions,
         .default_lease_us = config->lease_us,
         .max_lease_us = config->max_lease_us,
         .max_grace_us = config->max_grace_us,
     };
+
+    return limits;
+}
+
+void svc_config_changed(struct svc *svc)
+{
+    struct srv_session_config sessions = session_limits(svc->config);
+
+    SRV_ASSERT(srv_sessions_set_limits(svc->sessions, &sessions)
+               == DSA_OK); /* bounds and lease were checked */
+    srv_regions_set_max(svc->regions, (uint32_t)svc->config->max_regions);
+    rpc_set_stall_timeout(svc->rpc, svc->config->stall_timeout_us);
+}
+
+static dsa_status create_tables(struct svc *svc, struct srv_err *err)
+{
+    const struct srv_config *config = svc->config;
+    struct srv_session_config sessions = session_limits(config);
     dsa_status rc = srv_sessions_create(&sessions, &svc->sessions);
 
     if (rc == DSA_OK)

@@ -110,6 +110,8 @@ struct svc {
 /* svc.c */
 SRV_MUST_CHECK dsa_status svc_create(const struct srv_config *config, struct srv_metrics *metrics,
                                      struct srv_health *health, struct svc **svc_p, struct srv_err *err);
+/* Settings have changed in place (SIGHUP): passes on those that were handed out. All others are read where they are used. */
+void svc_config_changed(struct svc *svc);
 void svc_destroy(struct svc *svc); /* nothing is in flight any more */
 const struct rpc_method *svc_methods(size_t *n_methods_p);
 bool svc_settle(struct svc *svc, bool is_busy);           /* loop hook */

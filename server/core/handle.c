@@ -37,6 +37,12 @@ struct srv_regions {
     uint64_t n_bytes;
 };
 
+void srv_regions_set_max(struct srv_regions *regions, uint32_t max_per_session)
+{
+    SRV_ASSERT(max_per_session > 0);
+    regions->max_per_session = max_per_session;
+}
+
 dsa_status srv_regions_create(uint32_t max_per_session, uint64_t max_bytes, srv_region_release release,
                               void *arg, struct srv_regions **regions_p)
 {

@@ -38,6 +38,8 @@ SRV_MUST_CHECK dsa_status srv_regions_create(uint32_t max_per_session, uint64_t 
                                              srv_region_release release, void *arg,
                                              struct srv_regions **regions_p);
 /* Releases every region; none may be in use. NULL is fine. */
+/* Another limit from now on, not 0; what is registered stays. */
+void srv_regions_set_max(struct srv_regions *regions, uint32_t max_per_session);
 void srv_regions_destroy(struct srv_regions *regions);
 
 /* Adds a region; `id` is fresh random bytes. Copies *desc (n_users and pending are set to 0).

@@ -37,12 +37,25 @@ static struct entry *entry_of(struct srv_session *session)
     return SRV_CONTAINER_OF(session, struct entry, session);
 }
 
+static bool is_sound(const struct srv_session_config *config)
+{
+    return config->max_sessions > 0 && config->max_sessions <= MAX_SESSIONS && config->default_lease_us > 0
+           && config->default_lease_us <= config->max_lease_us;
+}
+
+dsa_status srv_sessions_set_limits(struct srv_sessions *sessions, const struct srv_session_config *config)
+{
+    if (!is_sound(config))
+        return DSA_E_BAD_REQUEST;
+    sessions->config = *config;
+    return DSA_OK;
+}
+
 dsa_status srv_sessions_create(const struct srv_session_config *config, struct srv_sessions **sessions_p)
 {
     struct srv_sessions *sessions;
 
-    if (config->max_sessions == 0 || config->max_sessions > MAX_SESSIONS || config->default_lease_us == 0
-        || config->default_lease_us > config->max_lease_us)
+    if (!is_sound(config))
         return DSA_E_BAD_REQUEST;
     sessions = calloc(1, sizeof(*sessions));
     if (!sessions)

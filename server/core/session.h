@@ -40,6 +40,9 @@ struct srv_session {
  * longest. */
 SRV_MUST_CHECK dsa_status srv_sessions_create(const struct srv_session_config *config,
                                               struct srv_sessions **sessions_p);
+/* Other limits from now on; what is open stays as it is. DSA_E_BAD_REQUEST as above, nothing changes then. */
+SRV_MUST_CHECK dsa_status srv_sessions_set_limits(struct srv_sessions *sessions,
+                                                  const struct srv_session_config *config);
 void srv_sessions_destroy(struct srv_sessions *sessions); /* closes all; NULL is fine */
 
 /* A new session. token: fresh random bytes (the caller's duty). lease 0 = default; a lease or grace larger

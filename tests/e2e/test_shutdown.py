@@ -31,7 +31,7 @@ def sigterm_when_idle(env, rng):
         truth(not os.path.exists(server.path) and not os.path.exists(server.path + ".fd"), "sockets are left")
     server = env.start()
     server.signal(signal.SIGHUP)
-    in_log(server, "SIGHUP")
+    in_log(server, "configuration read again changed=0 kept=0")
     server.expect_working()
     server.stop()
 

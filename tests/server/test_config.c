@@ -72,6 +72,8 @@ static const struct row {
     {"worker-spin", US, "0us", "0us", NULL, "1000000us", "1000001us"},
     {"inline-flops", UINT, "4000000", "0", NULL, "1000000000", "1000000001"},
     {"log-level", TEXT, "info", "", NULL, "15", NULL},
+    {"log-format", TEXT, "text", "", NULL, "7", NULL},
+    {"slow-request-ms", UINT, "1000", "0", NULL, "86400000", "86400001"},
 };
 
 #define N_ROWS ((int)(sizeof(rows) / sizeof(rows[0])))
