@@ -26,6 +26,11 @@ static const char *const code_names[SRV_N_CODES] = {
     "ABORTED",   "OUT_OF_RANGE",   "UNIMPLEMENTED",     "INTERNAL",           "UNAVAILABLE",
     "DATA_LOSS", "UNAUTHENTICATED"};
 
+const char *srv_metrics_code_name(int code)
+{
+    return code_names[code >= 0 && code < SRV_N_CODES ? code : 2];
+}
+
 /* ---- counting ----------------------------------------------------------------------------------------- */
 
 void srv_metrics_request(struct srv_metrics *metrics, size_t method, int code, uint64_t took_us)

@@ -47,6 +47,8 @@ void srv_metrics_request(struct srv_metrics *metrics, size_t method, int code, u
 /* [L] One request was refused, or failed: dsa_status. */
 void srv_metrics_refused(struct srv_metrics *metrics, int status);
 
+const char *srv_metrics_code_name(int code); /* [any] google.rpc.Code; "UNKNOWN" for another number */
+
 /* [any] Everything as Prometheus text. */
 void srv_metrics_write(const struct srv_metrics *metrics, const struct srv_health *health, FILE *out);
 #define SRV_METRICS_TYPE "text/plain; version=0.0.4; charset=utf-8"

@@ -8,6 +8,7 @@
 #include <grpc/slice.h>
 #include <grpc/support/alloc.h>
 #include <grpc/support/time.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,6 +18,8 @@
 
 #include "server/clock.h"
 #include "server/log.h"
+
+#define TRACEPARENT "traceparent"
 
 /* Calls armed at a time. Debian's core searches its list of outstanding tags for every completion, so a few are
  * faster than many; arms are refilled before a call is handled. */
@@ -68,7 +71,10 @@ struct rpc_call {
     unsigned n_tags;              /* batches in flight; the call is freed at 0 */
     struct rpc_call *next_reader; /* of those that want their next message */
     enum rpc_origin origin;
+    uint64_t number;
     uint64_t begin_us;
+    uint64_t notes[RPC_N_NOTES]; /* the service's */
+    struct srv_trace trace;
     grpc_metadata_array headers; /* from the client; gRPC's memory, until the call is freed */
     bool is_reading, wants_read, is_sending, metadata_sent, is_finishing, finish_wanted, is_closed, is_over;
     bool send_failed;
@@ -76,6 +82,7 @@ struct rpc_call {
     grpc_slice text;
     uint8_t *details;
     size_t n_details;
+    grpc_metadata initial; /* points into trace, which lives as long */
     grpc_metadata trailing;
 };
 
@@ -94,6 +101,7 @@ struct rpc {
     struct arm *arms;   /* armed slots */
     struct rpc_call *calls;
     uint32_t n_calls;    /* not over */
+    uint64_t n_begun;    /* calls since start */
     size_t queued_bytes; /* of all calls */
     struct rpc_call *readers;
     struct tag shutdown_tag;
@@ -288,6 +296,12 @@ static size_t add_metadata_op(struct rpc_call *call, grpc_op *ops, size_t n)
     call->metadata_sent = true;
     memset(&ops[n], 0, sizeof(ops[n]));
     ops[n].op = GRPC_OP_SEND_INITIAL_METADATA;
+    if (call->trace.parent[0] != '\0') {
+        call->initial.key = grpc_slice_from_static_string(TRACEPARENT);
+        call->initial.value = grpc_slice_from_static_buffer(call->trace.parent, SRV_TRACEPARENT_BYTES);
+        ops[n].data.send_initial_metadata.metadata = &call->initial;
+        ops[n].data.send_initial_metadata.count = 1;
+    }
     return n + 1;
 }
 
@@ -489,6 +503,15 @@ static void ignore_message(struct rpc_call *call, const uint8_t *bytes, size_t n
 static const struct rpc_method unknown_method = {
     .path = "(unknown)", .shape = RPC_STREAM, .message = ignore_message};
 
+static void read_trace(struct rpc_call *call)
+{
+    size_t n = 0;
+    const char *value = rpc_call_header(call, TRACEPARENT, &n);
+
+    if (value)
+        srv_trace_parse(&call->trace, value, n);
+}
+
 /* Takes the handle, and the headers out of the array. */
 static void begin_call(struct rpc *rpc, grpc_call *handle, grpc_slice path, grpc_metadata_array *headers)
 {
@@ -506,8 +529,10 @@ static void begin_call(struct rpc *rpc, grpc_call *handle, grpc_slice path, grpc
     call->method = method ? method : &unknown_method;
     call->origin = origin_of(rpc, handle);
     call->begin_us = srv_now_us();
+    call->number = ++rpc->n_begun;
     call->headers = *headers;
     grpc_metadata_array_init(headers);
+    read_trace(call);
     call->text = grpc_empty_slice();
     call->close_tag = (struct tag){on_close, rpc};
     call->read_tag = (struct tag){on_read, rpc};
@@ -593,8 +618,10 @@ void rpc_check_stalls(struct rpc *rpc, uint64_t now_us)
 
         if (call->is_over || !is_waiting || now_us < call->send_since_us + rpc->config.stall_timeout_us)
             continue;
-        srv_log(SRV_LOG_INFO, "stream ended, its client does not read method=%s queued_bytes=%zu",
-                rpc_call_path(call), call->queued_bytes);
+        srv_log(SRV_LOG_INFO,
+                "stream ended, its client does not read method=%s queued_bytes=%zu call_id=%" PRIu64
+                " trace_id=%s",
+                rpc_call_path(call), call->queued_bytes, call->number, srv_trace_id(&call->trace));
         call->send_since_us = 0;
         grpc_call_cancel_with_status(call->call, GRPC_STATUS_RESOURCE_EXHAUSTED,
                                      "STALLED: the client did not read its replies in time", NULL);
@@ -634,6 +661,26 @@ size_t rpc_call_method(const struct rpc_call *call)
 uint32_t rpc_call_count(const struct rpc *rpc)
 {
     return rpc->n_calls;
+}
+
+uint64_t rpc_call_number(const struct rpc_call *call)
+{
+    return call->number;
+}
+
+const struct srv_trace *rpc_call_trace(const struct rpc_call *call)
+{
+    return &call->trace;
+}
+
+bool rpc_call_is_stream(const struct rpc_call *call)
+{
+    return call->method->shape == RPC_STREAM || call->method->shape == RPC_SUBSCRIPTION;
+}
+
+uint64_t *rpc_call_notes(struct rpc_call *call)
+{
+    return call->notes;
 }
 
 enum rpc_origin rpc_call_origin(const struct rpc_call *call)

@@ -15,6 +15,7 @@
 #include <stdint.h>
 
 #include "server/core/err.h"
+#include "server/trace.h"
 
 struct rpc;
 struct rpc_call;
@@ -22,7 +23,8 @@ struct rpc_bell;
 
 enum rpc_shape {
     RPC_UNARY, /* one message in; one out through rpc_send, then rpc_finish: both leave in one batch */
-    RPC_SERVER_STREAM, /* one in, many out */
+    RPC_SERVER_STREAM, /* one in, many out, then it ends */
+    RPC_SUBSCRIPTION,  /* one in, then out whenever there is something, until the client goes */
     RPC_STREAM,        /* many in, many out */
 };
 
@@ -110,6 +112,13 @@ enum rpc_origin rpc_call_origin(const struct rpc_call *call);
 /* A header of the client's, by its lower-case name: the first of that name, *n_p bytes, not terminated, valid while the call
  * lives. NULL: there is none. */
 const char *rpc_call_header(const struct rpc_call *call, const char *name, size_t *n_p);
+uint64_t rpc_call_number(const struct rpc_call *call); /* from 1, since start: names the call in log lines */
+/* The client's traceparent, which goes back in the reply's initial metadata. Never NULL; empty when there is none. */
+const struct srv_trace *rpc_call_trace(const struct rpc_call *call);
+bool rpc_call_is_stream(const struct rpc_call *call); /* it lasts as long as its client likes */
+/* Numbers that the service keeps with the call, 0 when it begins; there until `closed`. */
+#define RPC_N_NOTES 8
+uint64_t *rpc_call_notes(struct rpc_call *call);
 void rpc_call_set_data(struct rpc_call *call, void *data);
 void *rpc_call_data(const struct rpc_call *call); /* NULL until set */
 

@@ -71,7 +71,7 @@ static const struct rpc_method methods[] = {
     UNARY(SA "Drain", svc_drain),
     UNARY("/grpc.health.v1.Health/Check", svc_health_check),
     {.path = "/grpc.health.v1.Health/Watch",
-     .shape = RPC_SERVER_STREAM,
+     .shape = RPC_SUBSCRIPTION,
      .message = svc_health_watch,
      .closed = svc_health_watch_closed},
     REFLECTION("v1"),
@@ -358,6 +358,8 @@ static void take_piece(struct svc *svc, struct srv_piece *piece)
     }
     svc->counters.n_invalid += piece->n_invalid;
     svc->counters.n_nonfinite += piece->n_nonfinite;
+    if (is_last && request->call)
+        svc_note_job(request->call, job);
     request->on_piece(request, piece);
     if (is_last)
         finish_request(request);
@@ -454,6 +456,7 @@ void svc_call_ended(struct rpc_call *call, int code, uint64_t took_us)
 
     if (method != METHOD_ATTEND)
         srv_metrics_request(svc->metrics, method, code, took_us);
+    svc_call_ended_log(call, code, took_us);
 }
 
 void svc_count_attend(struct svc *svc, dsa_status status, uint64_t took_us)
@@ -569,8 +572,11 @@ void svc_refuse(struct rpc_call *call, const struct srv_err *err)
 
     svc->counters.n_rejected++;
     srv_metrics_refused(svc->metrics, err->code);
-    srv_log(SRV_LOG_DEBUG, "request refused method=%s reason=%s field=%s value=%s text=\"%s\"",
-            rpc_call_path(call), srv_status_reason(err->code), err->field, err->value, err->text);
+    srv_log(SRV_LOG_DEBUG,
+            "request refused method=%s reason=%s field=%s value=%s text=\"%s\" call_id=%" PRIu64
+            " trace_id=%s",
+            rpc_call_path(call), srv_status_reason(err->code), err->field, err->value, err->text,
+            rpc_call_number(call), srv_trace_id(rpc_call_trace(call)));
     wire_fail(call, err);
 }
 

@@ -56,12 +56,13 @@ struct svc_request {
     struct wire_arena *arena;
     struct srv_region *regions[SVC_MAX_REGIONS];
     uint32_t n_regions;
-    uint64_t bytes;      /* of the message and of inline results; what waiting costs in memory */
-    uint64_t cost;       /* flops, about */
-    void *buffer;        /* inline results; freed with the request */
-    void *owner;         /* of the method's code */
-    bool is_begun;       /* part of something that was admitted before */
-    uint64_t request_id; /* Attend streams: the client's */
+    uint64_t bytes;         /* of the message and of inline results; what waiting costs in memory */
+    uint64_t cost;          /* flops, about */
+    void *buffer;           /* inline results; freed with the request */
+    void *owner;            /* of the method's code */
+    bool is_begun;          /* part of something that was admitted before */
+    uint64_t request_id;    /* Attend streams: the client's */
+    struct srv_trace trace; /* Attend streams: the request's own */
     struct svc_request *stream_prev, *stream_next;
     /* One answer came. Called for each piece; after the last one the request is freed. */
     void (*on_piece)(struct svc_request *request, const struct srv_piece *piece);
@@ -123,6 +124,28 @@ bool svc_is_idle(const struct svc *svc); /* no request is left, no answer unsent
 /* rpc hook: counts the call. Requests of Attend streams are counted one by one instead (svc_count_request). */
 void svc_call_ended(struct rpc_call *call, int code, uint64_t took_us);
 void svc_count_attend(struct svc *svc, dsa_status status, uint64_t took_us);
+
+/* svc_slow.c: a line for what took longer than slow-request-ms. */
+/* Whom a line is about. trace: the request's, else the call's; may be NULL or empty. */
+struct svc_about {
+    uint64_t call_id, request_id;
+    const struct srv_trace *trace;
+};
+void svc_log_slow_request(const struct svc_request *request, const struct svc_about *about, dsa_status status,
+                          uint64_t took_us);
+enum svc_note {
+    SVC_NOTE_SESSION,
+    SVC_NOTE_SEQUENCES,
+    SVC_NOTE_ROWS,
+    SVC_NOTE_QUEUE_US,
+    SVC_NOTE_LAUNCH_US,
+    SVC_NOTE_DEVICE_US,
+    SVC_NOTE_COPY_US
+};
+/* A job of the call is back: keeps what the line will say. An export has several jobs. */
+void svc_note_job(struct rpc_call *call, const struct srv_job *job);
+void svc_call_ended_log(struct rpc_call *call, int code,
+                        uint64_t took_us); /* any call; streams are passed over */
 
 /* Finds the lease of a session token. Errors fill err (field "session"). */
 SRV_MUST_CHECK dsa_status svc_lease_find(struct svc *svc, const ProtobufCBinaryData *token,

@@ -23,6 +23,8 @@ struct stream {
     struct svc_request *buckets[N_BUCKETS];
     uint32_t n_inflight;
     uint64_t inflight_bytes; /* messages and inline results of requests in flight */
+    uint64_t call_id;        /* these two outlive the call */
+    struct srv_trace trace;  /* of the call; a request can have one of its own */
     bool is_half_closed;
 };
 
@@ -90,27 +92,47 @@ static void end_if_done(struct stream *stream)
 
 /* ---- answers -------------------------------------------------------------------------------------- */
 
+/* trace: the request's own. */
+static struct svc_about about(const struct stream *stream, uint64_t request_id, const struct srv_trace *trace)
+{
+    bool is_own = srv_trace_id(trace) != NULL;
+
+    return (struct svc_about){stream->call_id, request_id, is_own ? trace : &stream->trace};
+}
+
+static char *parent_of(const struct srv_trace *trace)
+{
+    return (char *)(uintptr_t)trace->parent; /* protobuf-c's strings are not const; packing does not write */
+}
+
 static void send_reply(struct stream *stream, const Dsa__V1__AttendReply *reply)
 {
     if (!wire_send(stream->call, &reply->base)) {
-        srv_log(SRV_LOG_ERROR, "cannot send a reply, the stream ends request=%" PRIu64, reply->request_id);
+        srv_log(SRV_LOG_ERROR, "cannot send a reply, the stream ends call_id=%" PRIu64 " request_id=%" PRIu64,
+                stream->call_id, reply->request_id);
         rpc_finish(stream->call, srv_status_grpc_code(DSA_E_NO_MEMORY), "NO_MEMORY: no memory for a reply",
                    NULL, 0);
     }
 }
 
-/* took_us: since the request came. */
-static void refuse(struct stream *stream, uint64_t request_id, const struct srv_err *err, uint64_t took_us)
+/* trace: the request's own. took_us: since the request came. */
+static void refuse(struct stream *stream, uint64_t request_id, const struct srv_trace *trace,
+                   const struct srv_err *err, uint64_t took_us)
 {
+    struct svc_about whom = about(stream, request_id, trace);
     Dsa__V1__AttendReply reply = DSA__V1__ATTEND_REPLY__INIT;
     Dsa__V1__Status status;
 
     stream->svc->counters.n_rejected++;
     svc_count_attend(stream->svc, err->code, took_us);
-    srv_log(SRV_LOG_DEBUG, "attend refused request=%" PRIu64 " reason=%s field=%s value=%s text=\"%s\"",
-            request_id, srv_status_reason(err->code), err->field, err->value, err->text);
+    srv_log(SRV_LOG_DEBUG,
+            "attend refused reason=%s field=%s value=%s text=\"%s\" call_id=%" PRIu64 " request_id=%" PRIu64
+            " trace_id=%s",
+            srv_status_reason(err->code), err->field, err->value, err->text, whom.call_id, whom.request_id,
+            srv_trace_id(whom.trace));
     wire_status(err, &status);
     reply.request_id = request_id;
+    reply.traceparent = parent_of(trace);
     reply.status = &status;
     reply.last = true;
     if (stream->call)
@@ -192,8 +214,10 @@ static void send_piece(struct stream *stream, struct svc_request *request, const
         reply.n_invalid = at == 0 ? piece->n_invalid : 0;
         reply.n_nonfinite = at == 0 ? piece->n_nonfinite : 0;
         reply.n_tokens = piece->n_tokens;
-        if (reply.last)
+        if (reply.last) {
             reply.timings = &timings;
+            reply.traceparent = parent_of(&request->trace);
+        }
         send_reply(stream, &reply);
     }
 }
@@ -210,16 +234,18 @@ static void send_appended(struct stream *stream, struct svc_request *request, co
     reply.n_nonfinite = piece->n_nonfinite;
     reply.n_tokens = piece->n_tokens;
     reply.timings = &timings;
+    reply.traceparent = parent_of(&request->trace);
     send_reply(stream, &reply);
 }
 
 static void on_piece(struct svc_request *request, const struct srv_piece *piece)
 {
     struct stream *stream = request->owner;
+    struct svc_about whom = about(stream, request->request_id, &request->trace);
     uint64_t took_us = srv_now_us() - request->job.arrival_us;
 
     if (piece->err.code != DSA_OK) {
-        refuse(stream, request->request_id, &piece->err, took_us);
+        refuse(stream, request->request_id, &request->trace, &piece->err, took_us);
     } else if (stream->call && request->job.op == SRV_OP_APPEND) {
         send_appended(stream, request, piece);
     } else {
@@ -232,6 +258,7 @@ static void on_piece(struct svc_request *request, const struct srv_piece *piece)
     stream->svc->counters.n_requests++;
     if (piece->err.code == DSA_OK)
         svc_count_attend(stream->svc, DSA_OK, took_us);
+    svc_log_slow_request(request, &whom, piece->err.code, took_us);
     remove_request(stream, request);
     read_on(stream);
     end_if_done(stream);
@@ -652,7 +679,7 @@ static dsa_status submit_no_rows(struct svc_request *request, const Dsa__V1__Att
 }
 
 /* A step in which no sequence has a row is no error. There is nothing to launch, so it is answered at once. */
-static void answer_no_rows(struct stream *stream, uint64_t request_id)
+static void answer_no_rows(struct stream *stream, uint64_t request_id, const struct srv_trace *trace)
 {
     Dsa__V1__AttendReply reply = DSA__V1__ATTEND_REPLY__INIT;
 
@@ -660,6 +687,7 @@ static void answer_no_rows(struct stream *stream, uint64_t request_id)
     svc_count_attend(stream->svc, DSA_OK, 0);
     reply.request_id = request_id;
     reply.last = true;
+    reply.traceparent = parent_of(trace);
     send_reply(stream, &reply);
 }
 
@@ -712,8 +740,8 @@ static void cancel(struct stream *stream, const Dsa__V1__CancelOp *op)
 
 /* Takes the arena. */
 static dsa_status begin_request(struct stream *stream, struct svc_lease *lease,
-                                const Dsa__V1__AttendRequest *message, struct wire_arena *arena,
-                                uint64_t message_bytes, struct srv_err *err)
+                                const Dsa__V1__AttendRequest *message, const struct srv_trace *trace,
+                                struct wire_arena *arena, uint64_t message_bytes, struct srv_err *err)
 {
     bool is_attend = message->op_case == DSA__V1__ATTEND_REQUEST__OP_ATTEND;
     bool is_empty = is_attend && !has_rows(message->attend);
@@ -727,6 +755,7 @@ static dsa_status begin_request(struct stream *stream, struct svc_lease *lease,
         return srv_fail(err, DSA_E_NO_MEMORY, "", "%s", "", "no memory for the request");
     job = &request->job;
     request->request_id = message->request_id;
+    request->trace = *trace;
     request->bytes = message_bytes;
     request->on_piece = on_piece;
     job->node.priority = message->priority;
@@ -744,7 +773,7 @@ static dsa_status begin_request(struct stream *stream, struct svc_lease *lease,
         return rc;
     }
     if (rc == DSA_OK)
-        answer_no_rows(stream, message->request_id);
+        answer_no_rows(stream, message->request_id, trace);
     svc_request_free(request); /* and the message, which lies in its arena */
     return rc;
 }
@@ -759,6 +788,8 @@ void svc_attend_open(struct rpc_call *call)
     }
     stream->svc = rpc_call_service(call);
     stream->call = call;
+    stream->call_id = rpc_call_number(call);
+    stream->trace = *rpc_call_trace(call);
     rpc_call_set_data(call, stream);
 }
 
@@ -769,6 +800,7 @@ void svc_attend_message(struct rpc_call *call, const uint8_t *bytes, size_t n)
     ProtobufCMessage *base;
     const Dsa__V1__AttendRequest *message = NULL;
     struct svc_lease *lease;
+    struct srv_trace trace = {0};
     struct srv_err err = {0};
     uint64_t request_id =
         wire_peek(bytes, n, REQUEST_ID_FIELD); /* known even if the rest is refused unread */
@@ -779,6 +811,8 @@ void svc_attend_message(struct rpc_call *call, const uint8_t *bytes, size_t n)
     if (rc == DSA_OK) {
         message = (const Dsa__V1__AttendRequest *)base;
         request_id = message->request_id;
+        if (message->traceparent[0] != '\0')
+            srv_trace_parse(&trace, message->traceparent, strlen(message->traceparent));
         rc = find_session(stream, &message->session, &lease, &err);
     }
     if (rc == DSA_OK)
@@ -786,11 +820,11 @@ void svc_attend_message(struct rpc_call *call, const uint8_t *bytes, size_t n)
     if (rc == DSA_OK && message->op_case == DSA__V1__ATTEND_REQUEST__OP_CANCEL) {
         cancel(stream, message->cancel);
     } else if (rc == DSA_OK) {
-        rc = begin_request(stream, lease, message, arena, n, &err);
+        rc = begin_request(stream, lease, message, &trace, arena, n, &err);
         arena = NULL;
     }
     if (rc != DSA_OK)
-        refuse(stream, request_id, &err, 0);
+        refuse(stream, request_id, &trace, &err, 0);
     wire_arena_free(arena);
     read_on(stream);
 }

@@ -105,9 +105,11 @@ static dsa_status begin_session(struct rpc_call *call, const Dsa__V1__SessionOpe
         return rc;
     rpc_call_set_data(call, lease);
     srv_log(SRV_LOG_INFO,
-            "session %s session=%" PRIu64 " client=\"%s\" lease_us=%" PRIu64 " grace_us=%" PRIu64,
+            "session %s session=%" PRIu64 " client=\"%s\" lease_us=%" PRIu64 " grace_us=%" PRIu64
+            " call_id=%" PRIu64 " trace_id=%s",
             is_reattach ? "reattached" : "opened", lease->number, lease->session->name,
-            lease->session->lease_us, lease->session->grace_us);
+            lease->session->lease_us, lease->session->grace_us, rpc_call_number(call),
+            srv_trace_id(rpc_call_trace(call)));
     if (send_opened(lease, is_reattach))
         return DSA_OK;
     srv_fail(err, DSA_E_NO_MEMORY, "open", "%s", "", "no memory for the answer");
