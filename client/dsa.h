@@ -131,6 +131,11 @@ struct dsa_session_info {
 
 DSA_API void dsa_session_info(struct dsa_client *client, struct dsa_session_info *info_p);
 
+/* Who asks, for the server's logs: a W3C traceparent of version 00 ("00-<32 hex>-<16 hex>-<2 hex>", lower case, ids not zero) that
+ * goes with every call and request from now on; NULL = none. The text is copied. DSA_E_BAD_REQUEST. */
+DSA_API DSA_MUST_CHECK dsa_status dsa_set_traceparent(struct dsa_client *client, const char *traceparent,
+                                                      struct dsa_error *err);
+
 /* Handles what has arrived and runs due callbacks. timeout_us 0 returns at once; otherwise waits until at
  * least one request has completed or the time is over. Returns how many requests completed.
  * Never fails: a lost connection completes every pending request with DSA_E_CONNECT. */
@@ -396,6 +401,7 @@ struct dsa_attend {
     uint32_t context_parallel; /* 0 = 1 */
     uint64_t deadline_us;      /* from arrival at the server; 0 = none */
     int32_t priority;          /* -100..100; higher goes first */
+    const char *traceparent;   /* as in dsa_set_traceparent, for this request; NULL = the client's */
 };
 
 struct dsa_timings {

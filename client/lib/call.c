@@ -111,12 +111,45 @@ static grpc_call *create_call(struct dsa_client *client, const char *method, uin
                                     grpc_slice_from_static_string(method), NULL, deadline, NULL);
 }
 
+/* ---- traceparent ----------------------------------------------------------------------------- */
+
+static bool is_id(const char *text, size_t n, bool may_be_zero)
+{
+    bool is_zero = true;
+
+    for (size_t i = 0; i < n; i++) {
+        if (!(text[i] >= '0' && text[i] <= '9') && !(text[i] >= 'a' && text[i] <= 'f'))
+            return false;
+        is_zero = is_zero && text[i] == '0';
+    }
+    return may_be_zero || !is_zero;
+}
+
+bool dsa__is_traceparent(const char *text)
+{
+    return strlen(text) == DSA__TRACEPARENT_BYTES && strncmp(text, "00-", 3) == 0
+           && is_id(text + 3, 32, false) && text[35] == '-' && is_id(text + 36, 16, false) && text[52] == '-'
+           && is_id(text + 53, 2, true);
+}
+
+dsa_status dsa_set_traceparent(struct dsa_client *client, const char *traceparent, struct dsa_error *err)
+{
+    if (traceparent && !dsa__is_traceparent(traceparent))
+        return dsa__fail(err, DSA_E_BAD_REQUEST, "traceparent", "must be 00-<32 hex>-<16 hex>-<2 hex>");
+    pthread_mutex_lock(&client->lock);
+    strcpy(client->traceparent, traceparent ? traceparent : "");
+    pthread_mutex_unlock(&client->lock);
+    return DSA_OK;
+}
+
 /* ---- unary ----------------------------------------------------------------------------------- */
 
 struct unary {
     struct op op; /* first: the tag */
     bool is_done;
     grpc_byte_buffer *request, *reply;
+    grpc_slice traceparent;
+    grpc_metadata headers[2]; /* authorization, traceparent; gRPC may look at them until the batch is done */
     grpc_metadata_array initial, trailing;
     grpc_status_code code;
     grpc_slice text;
@@ -158,6 +191,16 @@ static bool unary_start(struct dsa_client *client, struct unary *unary, grpc_cal
 
     memset(ops, 0, sizeof(ops));
     ops[0] = initial_metadata_op(client, flags);
+    if (client->traceparent[0] != '\0') {
+        grpc_metadata *header = &unary->headers[client->n_authorization];
+
+        unary->traceparent = grpc_slice_from_copied_string(client->traceparent);
+        unary->headers[0] = client->authorization;
+        header->key = grpc_slice_from_static_string("traceparent");
+        header->value = unary->traceparent;
+        ops[0].data.send_initial_metadata.metadata = unary->headers;
+        ops[0].data.send_initial_metadata.count = client->n_authorization + 1;
+    }
     ops[1].op = GRPC_OP_SEND_MESSAGE;
     ops[1].data.send_message.send_message = unary->request;
     ops[2].op = GRPC_OP_SEND_CLOSE_FROM_CLIENT;
@@ -193,7 +236,7 @@ static dsa_status unary_call(struct dsa_client *client, const char *method, cons
                              const ProtobufCMessageDescriptor *reply_type, uint64_t timeout_us,
                              uint32_t flags, void *reply_p, struct dsa_error *err)
 {
-    struct unary unary = {.text = grpc_empty_slice()};
+    struct unary unary = {.text = grpc_empty_slice(), .traceparent = grpc_empty_slice()};
     grpc_call *call;
     dsa_status status = pack_checked(client, request, false, &unary.request, err);
 
@@ -214,6 +257,7 @@ static dsa_status unary_call(struct dsa_client *client, const char *method, cons
     if (unary.reply)
         grpc_byte_buffer_destroy(unary.reply);
     grpc_slice_unref(unary.text);
+    grpc_slice_unref(unary.traceparent);
     grpc_metadata_array_destroy(&unary.initial);
     grpc_metadata_array_destroy(&unary.trailing);
     grpc_call_unref(call);

@@ -46,6 +46,9 @@ unsigned dsa__pump_ready(struct dsa_client *client);
  * condition. */
 bool dsa__pump(struct dsa_client *client, uint64_t until_us);
 
+#define DSA__TRACEPARENT_BYTES 55
+bool dsa__is_traceparent(const char *text); /* call.c */
+
 /* ---- calls (call.c) -------------------------------------------------------------------------- */
 
 /* Sends one request, waits for the reply. *reply_p is the caller's (protobuf_c_message_free_unpacked). */
@@ -141,7 +144,8 @@ struct dsa_client {
     uint64_t rpc_timeout_us;
     uint64_t max_send_bytes; /* 0 = not known yet */
     uint32_t spin_us;
-    uint32_t n_pumps; /* wraps */
+    char traceparent[DSA__TRACEPARENT_BYTES + 1]; /* "" = none */
+    uint32_t n_pumps;                             /* wraps */
     grpc_channel_credentials *credentials;
     bool has_tls;
     char *server_name;           /* expected of the server's certificate; NULL = the target's host */

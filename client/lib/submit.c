@@ -144,7 +144,7 @@ static dsa_status wire_attend(struct wire_attend *wire, const struct dsa_attend 
 }
 
 /* Its parts have bounds: a tensor in memory packs into 132 bytes, an output into 79, a segment into 19, the rest of an
- * attend and its envelope into 200 and the phase. With 5 tensors, 2 outputs and the segments below that is less than 1500. */
+ * attend and its envelope into 260 and the phase. With 5 tensors, 2 outputs and the segments below that is less than 1500. */
 static bool is_small(const struct dsa_attend *args)
 {
     return args->q.memory && args->indices.memory && (!args->lengths || args->lengths->memory)
@@ -178,6 +178,8 @@ static dsa_status attend_locked(struct dsa_client *client, struct dsa_stream *st
         dsa__request_use(request, args->want_lse ? args->lse.memory : NULL);
         message.op_case = DSA__V1__ATTEND_REQUEST__OP_ATTEND;
         message.attend = &wire.op;
+        message.traceparent =
+            (char *)(uintptr_t)(args->traceparent ? args->traceparent : client->traceparent);
         message.deadline_us = args->deadline_us;
         message.priority = args->priority;
         status = dsa__request_send(request, &message, is_small(args), err);
@@ -194,6 +196,8 @@ static dsa_status check_shape(const struct dsa_attend *args, struct dsa_error *e
 {
     if (args->q.rank != 3 || args->q.shape[0] > UINT32_MAX)
         return dsa__fail(err, DSA_E_BAD_SHAPE, "attend.q", "must be [s_q, h_q, d_qk]");
+    if (args->traceparent && !dsa__is_traceparent(args->traceparent))
+        return dsa__fail(err, DSA_E_BAD_REQUEST, "traceparent", "must be 00-<32 hex>-<16 hex>-<2 hex>");
     return DSA_OK;
 }
 
@@ -228,6 +232,7 @@ static dsa_status append_locked(struct dsa_client *client, struct dsa_stream *st
     dsa__request_use(request, args->rows.memory);
     message.op_case = DSA__V1__ATTEND_REQUEST__OP_APPEND;
     message.append = &wire->op;
+    message.traceparent = client->traceparent;
     status = dsa__request_send(request, &message, false, err);
     if (status == DSA_OK)
         *request_p = request;

@@ -3,6 +3,7 @@
 #include <math.h>
 #include <signal.h>
 #include <spawn.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,15 +16,17 @@
 #include "client/dsactl/content.h"
 #include "ref64.h"
 
-void live_start(struct live *live)
+static void start(struct live *live, const char *level, bool is_logged)
 {
-    char path[96], listen_flag[128];
+    char path[96], listen_flag[128], level_flag[32];
     pid_t parent = getpid();
 
     snprintf(live->dir, sizeof(live->dir), "/tmp/dsa_live_XXXXXX");
     ck_assert_ptr_nonnull(mkdtemp(live->dir));
     snprintf(path, sizeof(path), "%s/s", live->dir);
     snprintf(live->target, sizeof(live->target), "unix:%s", path);
+    snprintf(live->log, sizeof(live->log), "%s/log", live->dir);
+    snprintf(level_flag, sizeof(level_flag), "--log-level=%s", level);
     snprintf(listen_flag, sizeof(listen_flag), "--listen=unix:%s", path);
     live->server = fork(); /* nothing of gRPC has started in this process yet */
     ck_assert_int_ge(live->server, 0);
@@ -31,10 +34,23 @@ void live_start(struct live *live)
         prctl(PR_SET_PDEATHSIG, SIGKILL); /* a test that fails half-way leaves no server behind */
         if (getppid() != parent)
             _exit(127);
+        if (is_logged && !freopen(live->log, "w", stderr))
+            _exit(127);
         execl(DSAD_PATH, "dsad", listen_flag, "--device=cpu", "--layout=scaled_512_64", "--layers=2",
-              "--pool-pages=256", "--log-level=error", (char *)NULL);
+              "--pool-pages=256", level_flag, (char *)NULL);
         _exit(127);
     }
+}
+
+void live_start(struct live *live)
+{
+    start(live, "error", false);
+}
+
+const char *live_start_logged(struct live *live, const char *level)
+{
+    start(live, level, true);
+    return live->log;
 }
 
 void live_stop(struct live *live, int signal)
@@ -43,7 +59,7 @@ void live_stop(struct live *live, int signal)
 
     kill(live->server, signal);
     waitpid(live->server, NULL, 0);
-    static const char *const names[] = {"s", "s.fd", "s.lock"};
+    static const char *const names[] = {"s", "s.fd", "s.lock", "log"};
 
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
         snprintf(path, sizeof(path), "%s/%s", live->dir, names[i]);

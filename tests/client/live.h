@@ -22,10 +22,12 @@
 
 struct live {
     pid_t server;
-    char dir[64], target[128];
+    char dir[64], target[128], log[96];
 };
 
-void live_start(struct live *live);            /* scaled_512_64, 2 layers, 256 pages */
+void live_start(struct live *live); /* scaled_512_64, 2 layers, 256 pages */
+/* The same; the server writes what it has to say, from the given level on, to a file whose path lives until live_stop. */
+const char *live_start_logged(struct live *live, const char *level);
 void live_stop(struct live *live, int signal); /* sends it and reaps the process */
 
 uint64_t live_now_us(void); /* monotonic */

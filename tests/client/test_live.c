@@ -1,6 +1,7 @@
 /* test_live.c - libdsa against a running dsad: what a client relies on beyond right numbers. */
 #include <fcntl.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -31,6 +32,64 @@ static void count_done(struct dsa_request *request, const struct dsa_result *res
     ++*(unsigned *)arg;
     dsa_request_free(request);
 }
+
+/* ---- traces ---------------------------------------------------------------------------------- */
+
+#define TRACEPARENT(digit) "00-" digit "af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+/* Lines of the log with both words. The server has written them before it answers. */
+static int count_lines(const char *path, const char *word, const char *other)
+{
+    FILE *file = fopen(path, "r");
+    char line[4097];
+    int n = 0;
+
+    ck_assert_ptr_nonnull(file);
+    while (fgets(line, sizeof(line), file))
+        n += strstr(line, word) != NULL && strstr(line, other) != NULL;
+    fclose(file);
+    return n;
+}
+
+START_TEST(traceparents_reach_the_servers_log)
+{
+    const char *log = live_start_logged(&live, "debug");
+    struct dsa_client *client = live_connect(&live, NULL);
+    struct dsa_append append = {.sequence = 99}; /* refused */
+    uint16_t row[LIVE_D_QK] = {0};
+    struct small small;
+    uint64_t id;
+
+    append.rows =
+        (struct dsa_tensor){.dtype = DSA_DTYPE_BF16, .rank = 2, .shape = {1, LIVE_D_QK}, .data = row};
+    EXPECT(dsa_set_traceparent(client, TRACEPARENT("0") "x", &err), DSA_E_BAD_REQUEST, &err);
+    EXPECT(dsa_set_traceparent(client, "", &err), DSA_E_BAD_REQUEST, &err);
+    ck_assert_str_eq(err.field, "traceparent");
+    EXPECT(dsa_append(client, &append, NULL, &err), DSA_E_NOT_FOUND, &err);
+    ck_assert_int_eq(count_lines(log, "request refused", "trace_id="), 0);
+    EXPECT(dsa_set_traceparent(client, TRACEPARENT("0"), &err), DSA_OK, &err);
+    EXPECT(dsa_append(client, &append, NULL, &err), DSA_E_NOT_FOUND, &err);
+    ck_assert_int_eq(count_lines(log, "request refused", "trace_id=0af7651916cd43dd8448eb211c80319c"), 1);
+
+    id = live_sequence(client, 10);
+    small_init(&small, id, 16, 8);
+    small.segment.sequence = 99;
+    EXPECT(dsa_attend(client, &small.attend, NULL, &err), DSA_E_NOT_FOUND, &err);
+    ck_assert_int_eq(count_lines(log, "attend refused", "trace_id=0af7651916cd43dd8448eb211c80319c"), 1);
+    small.attend.traceparent = TRACEPARENT("1");
+    EXPECT(dsa_attend(client, &small.attend, NULL, &err), DSA_E_NOT_FOUND, &err);
+    ck_assert_int_eq(count_lines(log, "attend refused", "trace_id=1af7651916cd43dd8448eb211c80319c"), 1);
+    small.attend.traceparent = "00-1";
+    EXPECT(dsa_attend(client, &small.attend, NULL, &err), DSA_E_BAD_REQUEST, &err);
+    small.attend.traceparent = NULL;
+    EXPECT(dsa_set_traceparent(client, NULL, &err), DSA_OK, &err);
+    EXPECT(dsa_attend(client, &small.attend, NULL, &err), DSA_E_NOT_FOUND, &err);
+    ck_assert_int_eq(count_lines(log, "attend refused", "trace_id="), 2);
+    small_fini(&small);
+    dsa_close(client);
+    live_stop(&live, SIGKILL);
+}
+END_TEST
 
 /* ---- session --------------------------------------------------------------------------------- */
 
@@ -590,11 +649,15 @@ END_TEST
 int test_suites(Suite **suites_p, int max)
 {
     Suite *suite = suite_create("client against dsad");
+    TCase *traces = tcase_create("traces"); /* starts servers of its own */
     TCase *session = tcase_create("session"), *request = tcase_create("request"),
           *memory = tcase_create("memory"), *rows = tcase_create("rows"),
           *all[] = {session, request, memory, rows};
 
     (void)max;
+    tcase_add_test(traces, traceparents_reach_the_servers_log);
+    tcase_set_timeout(traces, 60);
+    suite_add_tcase(suite, traces);
     tcase_add_test(session, a_busy_application_keeps_its_lease);
     tcase_add_test(session, a_dead_server_completes_everything);
     tcase_add_test(session, a_session_can_be_handed_over);
