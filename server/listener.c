@@ -17,6 +17,7 @@
 #include <uv.h>
 
 #include "server/address.h"
+#include "server/inode.h"
 #include "server/log.h"
 #include "server/loop.h"
 
@@ -28,7 +29,7 @@
 /* An accepted socket, recognised by its inode: gRPC does not say when it closes one, so at the cap the list is swept. */
 struct connection {
     int fd;
-    ino_t inode;
+    uint64_t inode;
 };
 
 struct srv_listener {
@@ -150,19 +151,12 @@ static dsa_status open_tcp(struct srv_listener *listener, struct srv_err *err)
 
 /* ---- accepting ------------------------------------------------------------------------------- */
 
-static ino_t inode_of(int fd)
-{
-    struct stat st;
-
-    return fstat(fd, &st) == 0 && S_ISSOCK(st.st_mode) ? st.st_ino : 0;
-}
-
 static void sweep(struct srv_listener *listener)
 {
     uint32_t n = 0;
 
     for (uint32_t i = 0; i < listener->n_connections; i++)
-        if (inode_of(listener->connections[i].fd) == listener->connections[i].inode)
+        if (srv_socket_inode(listener->connections[i].fd) == listener->connections[i].inode)
             listener->connections[n++] = listener->connections[i];
     listener->n_connections = n;
 }
@@ -202,7 +196,7 @@ static void take_connection(struct srv_listener *listener, int fd)
         close(fd);
         return;
     }
-    listener->connections[listener->n_connections++] = (struct connection){fd, inode_of(fd)};
+    listener->connections[listener->n_connections++] = (struct connection){fd, srv_socket_inode(fd)};
     if (listener->config.unix_path)
         setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &send_buffer, sizeof(send_buffer));
     else

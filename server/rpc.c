@@ -13,10 +13,10 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "server/clock.h"
+#include "server/inode.h"
 #include "server/log.h"
 
 #define TRACEPARENT "traceparent"
@@ -88,7 +88,7 @@ struct rpc_call {
 
 /* What was given to gRPC under a descriptor, which may be another's by now: the inode tells. */
 struct connection {
-    ino_t inode;
+    uint64_t inode;
     enum rpc_origin origin;
 };
 
@@ -783,17 +783,10 @@ dsa_status rpc_create(const struct rpc_config *config, struct rpc **rpc_p, struc
     return DSA_OK;
 }
 
-static ino_t inode_of(int fd)
-{
-    struct stat st;
-
-    return fstat(fd, &st) == 0 && S_ISSOCK(st.st_mode) ? st.st_ino : 0;
-}
-
 void rpc_add_fd(struct rpc *rpc, int fd, enum rpc_origin origin)
 {
     if (fd < MAX_TRACKED_FDS)
-        rpc->connections[fd] = (struct connection){inode_of(fd), origin};
+        rpc->connections[fd] = (struct connection){srv_socket_inode(fd), origin};
     grpc_server_add_channel_from_fd(rpc->server, fd, rpc->credentials);
 }
 
@@ -846,7 +839,7 @@ void rpc_cancel_all(struct rpc *rpc)
 void rpc_cut(struct rpc *rpc)
 {
     for (int fd = 0; fd < MAX_TRACKED_FDS; fd++)
-        if (rpc->connections[fd].inode != 0 && rpc->connections[fd].inode == inode_of(fd))
+        if (rpc->connections[fd].inode != 0 && rpc->connections[fd].inode == srv_socket_inode(fd))
             shutdown(fd, SHUT_RDWR);
 }
 
