@@ -188,8 +188,11 @@ void svc_register_region(struct rpc_call *call, const uint8_t *bytes, size_t n)
         rc = srv_fail(&err, DSA_E_BAD_REQUEST, "kind", "%s", "absent", "say which kind of memory it is");
     }
     if (rc == DSA_OK) {
-        srv_log(SRV_LOG_DEBUG, "region registered session=%" PRIu64 " size=%" PRIu64 " label=\"%s\"",
-                lease->number, region->size, wire_text(label, sizeof(label), request->label));
+        srv_log(SRV_LOG_DEBUG,
+                "region registered session=%" PRIu64 " size=%" PRIu64 " label=\"%s\" call_id=%" PRIu64
+                " trace_id=%s",
+                lease->number, region->size, wire_text(label, sizeof(label), request->label),
+                rpc_call_number(call), srv_trace_id(rpc_call_trace(call)));
         reply.id.data = region->id;
         reply.id.len = SRV_REGION_ID_BYTES;
         reply.size = region->size;

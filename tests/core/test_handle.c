@@ -194,6 +194,30 @@ START_TEST(only_the_owner_finds_a_region)
 }
 END_TEST
 
+START_TEST(the_limit_of_a_session_can_change)
+{
+    struct srv_regions *regions = new_regions(2, 9 * SIZE);
+    struct srv_region desc = desc_of(3, SESSION), *region = NULL;
+    bool is_gone;
+    struct srv_err err;
+
+    add(regions, 1);
+    add(regions, 2);
+    ck_assert_int_eq(srv_region_add(regions, &desc, &region, &err), DSA_E_LIMIT);
+    srv_regions_set_max(regions, 3);
+    add(regions, 3);
+    srv_regions_set_max(regions, 1); /* those that are there stay */
+    desc = desc_of(4, SESSION);
+    ck_assert_int_eq(srv_region_add(regions, &desc, &region, &err), DSA_E_LIMIT);
+    ck_assert_str_eq(err.value, "1");
+    ck_assert_uint_eq(srv_regions_count(regions), 3);
+    for (int i = 1; i <= 3; i++)
+        ck_assert_int_eq(remove_region(regions, i, &is_gone), DSA_OK);
+    add(regions, 4);
+    srv_regions_destroy(regions);
+}
+END_TEST
+
 START_TEST(limits_hold)
 {
     struct srv_regions *regions = new_regions(2, 3 * SIZE);
@@ -370,6 +394,7 @@ int test_suites(Suite **suites_p, int max)
     tcase_add_test(tc, read_only_is_not_written);
     tcase_add_test(tc, only_the_owner_finds_a_region);
     tcase_add_test(tc, limits_hold);
+    tcase_add_test(tc, the_limit_of_a_session_can_change);
     tcase_add_test(tc, unregister_unused_releases_at_once);
     tcase_add_test(tc, unregister_while_used_waits_for_the_last_user);
     tcase_add_test(tc, ten_thousand_uses_leave_nothing);

@@ -155,6 +155,35 @@ START_TEST(refusals_name_the_limit)
 }
 END_TEST
 
+START_TEST(limits_can_change)
+{
+    struct srv_sessions *sessions = new_sessions();
+    struct srv_session_config fresh = config;
+    struct srv_session *session = NULL;
+    struct srv_err err;
+
+    for (int i = 1; i <= 3; i++)
+        open_at(sessions, i, 0, 0, 0);
+    fresh.max_sessions = 2;
+    fresh.max_lease_us = fresh.default_lease_us = 5 * SECOND;
+    fresh.max_grace_us = SECOND;
+    ck_assert_int_eq(srv_sessions_set_limits(sessions, &fresh), DSA_OK);
+    ck_assert_uint_eq(srv_sessions_count(sessions), 3); /* what is open stays */
+    ck_assert_int_eq(srv_session_open(sessions, token_of(4), "", 0, 0, 0, &session, &err), DSA_E_LIMIT);
+    ck_assert_int_eq(srv_session_open(sessions, token_of(4), "", 5 * SECOND + 1, 0, 0, &session, &err),
+                     DSA_E_BAD_RANGE);
+    ck_assert_int_eq(srv_session_open(sessions, token_of(4), "", 0, SECOND + 1, 0, &session, &err),
+                     DSA_E_BAD_RANGE);
+    fresh.max_sessions = 0;
+    ck_assert_int_eq(srv_sessions_set_limits(sessions, &fresh), DSA_E_BAD_REQUEST);
+    fresh.max_sessions = 5;
+    ck_assert_int_eq(srv_sessions_set_limits(sessions, &fresh), DSA_OK);
+    session = open_at(sessions, 4, 0, 0, 0);
+    ck_assert_uint_eq(session->lease_us, 5 * SECOND);
+    srv_sessions_destroy(sessions);
+}
+END_TEST
+
 START_TEST(a_long_name_is_cut)
 {
     struct srv_sessions *sessions = new_sessions();
@@ -384,6 +413,7 @@ int test_suites(Suite **suites_p, int max)
     tcase_add_test(tc, a_token_wrong_in_any_one_bit_is_not_found);
     tcase_add_test(tc, tokens_with_one_key_are_told_apart);
     tcase_add_test(tc, refusals_name_the_limit);
+    tcase_add_test(tc, limits_can_change);
     tcase_add_test(tc, a_long_name_is_cut);
     tcase_add_test(tc, a_lease_runs_out_unless_a_heartbeat_renews_it);
     tcase_add_test(tc, a_time_that_would_wrap_is_never);

@@ -1,6 +1,8 @@
 #!/usr/bin/python3
 """test_reload.py - SIGHUP: what changes in a server that runs, what does not, and that calls never notice."""
 
+import json
+
 from busy import *  # noqa: F403
 
 AGAIN = "configuration read again"
@@ -38,15 +40,15 @@ def attend_rows(rng, session, sequence, n):
 
 @test(own=True)
 def limits_and_level_change(env, rng):
-    dsad = Configured(env, "max-rows: 100\nmax-sessions: 3\nmax-inflight: 9\nlog-level: info\nspin: 0us\n")
+    dsad = Configured(env, "max-rows: 100\nmax-sessions: 3\nmax-inflight: 9\nmax-regions: 2\nlog-level: info\nspin: 0us\n")
     first, second = dsad.server.session(), dsad.server.session()
     sequence = first.create()
     first.append(sequence, random_rows(rng, 4))
     attend_rows(rng, first, sequence, 100)
-    log = dsad.reload("max-rows: 50\nmax-sessions: 2\nmax-inflight: 30\nlog-level: debug\nspin: 7us\nstall-timeout: 9s\n")
+    log = dsad.reload("max-rows: 50\nmax-sessions: 2\nmax-inflight: 30\nmax-regions: 1\nlog-level: debug\nspin: 7us\nstall-timeout: 9s\n")
     for line in ("name=max-rows old=100 new=50", "name=max-sessions old=3 new=2", "name=max-inflight old=9 new=30",
                  "name=log-level old=info new=debug", "name=stall-timeout old=30000000us new=9000000us",
-                 "only a restart changes it name=spin value=0us wanted=7us", AGAIN + " changed=5 kept=1"):
+                 "only a restart changes it name=spin value=0us wanted=7us", AGAIN + " changed=6 kept=1"):
         truth(line in log, "the log does not say %r:\n%s" % (line, log))
     limits = dsad.limits()
     equal((limits.max_rows, limits.max_sessions, limits.max_inflight_per_stream), (50, 2, 30), "limits")
@@ -56,6 +58,8 @@ def limits_and_level_change(env, rng):
     in_log(dsad.server, "debug attend refused")
     expect_refusal(lambda: dsad.server.session(), "LIMIT")
     second.create()  # what is open stays
+    second.region(4096)
+    expect_refusal(lambda: second.region(4096), "LIMIT", "max_regions_per_session")
     dsad.reload("max-rows: 101\nmax-sessions: 3\n")  # above what the server was built for
     in_log(dsad.server, "above its value at the start only a restart sets it name=max-rows value=50 wanted=101")
     equal(dsad.limits().max_rows, 50, "max_rows")
@@ -63,6 +67,10 @@ def limits_and_level_change(env, rng):
     attend_rows(rng, first, sequence, 100)
     third = dsad.server.session()
     equal(dsad.limits().max_inflight_per_stream, 256, "what the file leaves out is the default again")
+    dsad.reload("max-rows: 100\nmax-sessions: 3\nlog-format: json\n")
+    dsad.reload()
+    again = json.loads([line for line in dsad.server.text().splitlines() if AGAIN in line][-1])
+    equal((again["changed"], again["kept"]), (0, 0), "counts")
     for s in (first, second, third):
         s.close()
 
@@ -101,6 +109,22 @@ def flags_win_every_time(env, rng):
     dsad.reload("max-inflight: 6\n")
     in_log(dsad.server, AGAIN + " changed=0 kept=0")
     equal(dsad.limits().max_inflight_per_stream, 7, "max_inflight")
+
+
+@test(own=True)
+def a_shorter_stall_timeout_holds_for_streams_that_run(env, rng):
+    dsad = Configured(env, "stall-timeout: 600s\n")
+    session = dsad.server.session()
+    sequence = session.create()
+    for _ in range(3):
+        session.append(sequence, np.tile(random_rows(rng, 500), (7, 1)))
+    stalled = dsad.server.client().export(
+        pb.ExportRowsRequest(session=session.token, sequence_id=sequence, dtype=pb.DTYPE_BF16)
+    )
+    dsad.reload("stall-timeout: 1ms\n")
+    in_log(dsad.server, "stream ended, its client does not read method=/dsa.v1.SparseAttention/ExportRows", 20 * SLOW)
+    stalled.cancel()
+    session.close()
 
 
 @test(own=True)
