@@ -15,7 +15,7 @@ static const uint32_t flag_sets[] = {0, DSK_DEVICE_NO_GRAPHS, DSK_DEVICE_PORTABL
                                      DSK_DEVICE_PORTABLE | DSK_DEVICE_NO_GRAPHS};
 
 /* Every kernel of HIP is for one architecture: there is nothing portable to tell apart. */
-#define N_FLAG_SETS     GPU_SIZE(4, 2)
+#define N_FLAG_SETS     GPU_SIZE(4, KIT_SIZE(2, 1))
 #define N_PORTABLE      GPU_SIZE(2, 1)
 #define PORTABLE_IF(is) ((is) != 0 ? DSK_DEVICE_PORTABLE : 0)
 
@@ -250,6 +250,7 @@ START_TEST(keys_that_look_alike_do_not_mix)
     struct gpu g;
     struct kit_pool pools[3];
     static const uint32_t layouts[3] = {DSK_LAYOUT_SCALED_512_64, DSK_LAYOUT_BF16_576, DSK_LAYOUT_RAW_512_64};
+    const int n_rounds = GPU_SIZE(3, KIT_SIZE(3, 1));
     struct gpu_case runs[12];
 
     GPU_OPEN_ATTEND(&g, PORTABLE_IF(_i));
@@ -262,7 +263,7 @@ START_TEST(keys_that_look_alike_do_not_mix)
         runs[i].a.flags = i / 4 % 2 ? DSK_ATTEND_BATCH_INVARIANT : 0;
         gpu_case_init(&g, &runs[i], 0);
     }
-    for (int round = 0; round < 3; round++) {
+    for (int round = 0; round < n_rounds; round++) {
         for (int i = 0; i < 12; i++)
             gpu_case_launch(&g, &runs[(i * 5 + round) % 12]); /* all in flight together */
         for (int i = 0; i < 12; i++) {
@@ -271,7 +272,7 @@ START_TEST(keys_that_look_alike_do_not_mix)
         }
     }
     ck_assert_uint_eq(captures(&g), 12);
-    ck_assert_uint_eq(replays(&g), 36);
+    ck_assert_uint_eq(replays(&g), (uint64_t)(12 * n_rounds));
     gpu_close(&g);
 }
 END_TEST
