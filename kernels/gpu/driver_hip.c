@@ -61,6 +61,8 @@ struct hip_external_range {
     unsigned flags;
     unsigned reserved[16];
 };
+DSK_STATIC_ASSERT(sizeof(struct hip_external) == 104, "hipExternalMemoryHandleDesc");
+DSK_STATIC_ASSERT(sizeof(struct hip_external_range) == 88, "hipExternalMemoryBufferDesc");
 DSK_STATIC_ASSERT(offsetof(struct hip_external, bytes) == 24, "hipExternalMemoryHandleDesc");
 DSK_STATIC_ASSERT(offsetof(struct hip_external_range, flags) == 16, "hipExternalMemoryBufferDesc");
 

@@ -10,6 +10,8 @@ struct node fake_copy_node(const struct node *from)
 {
     struct node node = *from;
 
+    if (from->function->param_bytes > 4096)
+        fake_die("more arguments than a launch carries");
     node.next = NULL;
     node.param = fake_new(from->function->param_bytes);
     memcpy(node.param, from->param, from->function->param_bytes);
