@@ -58,7 +58,7 @@ static const struct option_row options[] = {
     TEXT("tls-key", tls_key, "", NULL, "its key, PEM without a password"),
     TEXT("tls-client-ca", tls_client_ca, "", NULL,
          "authorities of client certificates, PEM; when given, every client needs one"),
-    NUMBER(OPT_UINT, "tls-reload-seconds", tls_reload_s, "60", 0, 86400, NULL,
+    NUMBER(OPT_US, "tls-reload", tls_reload_us, "60s", 0, UINT64_C(86400000000), NULL,
            "look at these files this often and use what is new (0: only on SIGHUP)"),
     NUMBER(OPT_US, "tls-handshake-timeout", tls_handshake_timeout_us, "10s", 1000, 600000000, NULL,
            "a client that has not finished its TLS handshake after this is dropped"),
@@ -136,7 +136,7 @@ static const struct option_row options[] = {
 
     LIVE_TEXT("log-level", log_level, "info", "Process", "error, warn, info, debug, trace"),
     LIVE_TEXT("log-format", log_format, "text", NULL, "lines for people or for a collector: text, json"),
-    LIVE_NUMBER(OPT_UINT, "slow-request-ms", slow_request_ms, "1000", 0, 86400000, NULL,
+    LIVE_NUMBER(OPT_US, "slow-request", slow_request_us, "1s", 0, UINT64_C(86400000000), NULL,
                 "a request that takes longer leaves a line in the log (0: none does)"),
 };
 

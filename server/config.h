@@ -26,7 +26,7 @@ struct srv_config {
     char tls_cert[256]; /* paths; "" = TCP is plain text */
     char tls_key[256];
     char tls_client_ca[256]; /* "" = clients need no certificate */
-    uint64_t tls_reload_s;   /* 0 = never */
+    uint64_t tls_reload_us;  /* 0 = never */
     uint64_t tls_handshake_timeout_us;
     char auth_token_file[256]; /* "" = no token is wanted */
     char admin[8];             /* "unix" or "any" */
@@ -79,7 +79,7 @@ struct srv_config {
     /* process */
     char log_level[16];
     char log_format[8];       /* "text" or "json" */
-    uint64_t slow_request_ms; /* 0 = off */
+    uint64_t slow_request_us; /* 0 = off */
 
     unsigned char sources[SRV_MAX_OPTIONS]; /* enum srv_config_source, in the table's order */
 };

@@ -220,8 +220,8 @@ static void write_health(const struct srv_health *health, FILE *out)
     single(out, "dsad_live", "gauge", "0 when only a restart can help.",
            srv_health_ask(health, SRV_PROBE_LIVE, now, NULL));
     single(out, "dsad_draining", "gauge", "1 from SIGTERM or Drain on.", atomic_load(&health->is_draining));
-    single(out, "dsad_worker_stuck", "gauge",
-           "1 while the worker is at one thing for longer than watchdog-ms.", atomic_load(&health->is_stuck));
+    single(out, "dsad_worker_stuck", "gauge", "1 while the worker is at one thing for longer than watchdog.",
+           atomic_load(&health->is_stuck));
 }
 
 /* ---- the process ---------------------------------------------------------------------------------------- */

@@ -110,7 +110,7 @@ dsa_status srv_security_start(struct srv_security *security, const struct srv_co
     struct srv_tls_relay_config relay = {
         .tls = security->tls,
         .handshake_timeout_us = config->tls_handshake_timeout_us,
-        .reload_us = config->tls_reload_s * 1000000,
+        .reload_us = config->tls_reload_us,
         .ready = add_encrypted,
         .arg = security,
     };

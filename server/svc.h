@@ -125,7 +125,7 @@ bool svc_is_idle(const struct svc *svc); /* no request is left, no answer unsent
 void svc_call_ended(struct rpc_call *call, int code, uint64_t took_us);
 void svc_count_attend(struct svc *svc, dsa_status status, uint64_t took_us);
 
-/* svc_slow.c: a line for what took longer than slow-request-ms. */
+/* svc_slow.c: a line for what took longer than slow-request. */
 /* Whom a line is about. trace: the request's, else the call's; may be NULL or empty. */
 struct svc_about {
     uint64_t call_id, request_id;

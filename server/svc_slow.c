@@ -1,4 +1,4 @@
-/* svc_slow.c - the slow-request log: one line for each request that took longer than slow-request-ms. A request of an Attend
+/* svc_slow.c - the slow-request log: one line for each request that took longer than slow-request. A request of an Attend
  * stream is timed by itself; of the other calls, those that end by themselves. */
 #include <inttypes.h>
 
@@ -8,9 +8,9 @@
 
 static bool is_slow(const struct svc *svc, uint64_t took_us)
 {
-    uint64_t limit_ms = svc->config->slow_request_ms;
+    uint64_t limit_us = svc->config->slow_request_us;
 
-    return limit_ms > 0 && took_us >= limit_ms * 1000;
+    return limit_us > 0 && took_us >= limit_us;
 }
 
 /* How long it waited, how long it was put together. */

@@ -341,7 +341,7 @@ def set_variables():
 
 
 # Flags of the HTTP side, TLS and logs: a dsad without --http may lack these, and no others.
-WITH_HTTP = {"http", "health", "admin", "log-format", "tls-cert", "tls-key", "tls-client-ca", "tls-reload-seconds"}
+WITH_HTTP = {"http", "health", "admin", "log-format", "tls-cert", "tls-key", "tls-client-ca", "tls-reload"}
 
 
 def dsad_knows_every_setting():

@@ -116,7 +116,7 @@ def a_requests_traceparent_comes_back_and_is_logged(env, rng):
 
 @test(own=True)
 def slow_requests_leave_a_line(env, rng):
-    server = env.start(hooked={"delay_ns": 30000000}, log_format="json", slow_request_ms=20)
+    server = env.start(hooked={"delay_ns": 30000000}, log_format="json", slow_request="20ms")
     session = server.session()
     sequence = session.create()
     session.append(sequence, random_rows(rng, 4))
@@ -147,7 +147,7 @@ def slow_requests_leave_a_line(env, rng):
 @test(own=True)
 def slow_calls_leave_a_line(env, rng):
     """A unary call behind a long launch; the streams that are open as long as clients like are none."""
-    server = env.start(hooked=True, log_format="json", slow_request_ms=50, inline_flops=0)
+    server = env.start(hooked=True, log_format="json", slow_request="50ms", inline_flops=0)
     session = server.session()
     sequence = session.create()
     session.append(sequence, random_rows(rng, 4))
@@ -177,11 +177,11 @@ def slow_calls_leave_a_line(env, rng):
 
 @test(own=True)
 def slow_log_off(env, rng):
-    server = env.start(hooked={"delay_ns": 3000000}, slow_request_ms=0)
+    server = env.start(hooked={"delay_ns": 3000000}, slow_request="0us")
     server.expect_working()
     server.hooks.delay_ns = 0
     server.stop()
-    truth("slow request" not in server.text(), "slow-request-ms 0 logs nothing")
+    truth("slow request" not in server.text(), "slow-request 0us logs nothing")
 
 
 HOSTILE = (

@@ -318,7 +318,7 @@ def bad_files_keep_the_old_certificate(env, rng):
 
 @test(own=True)
 def files_are_looked_at_without_a_signal(env, rng):
-    server = serve(env, tls_reload_seconds=1)
+    server = serve(env, tls_reload="1s")
     new = CA.issue()
     server.files.write("cert.pem", new[0])  # half a rotation: refused, and looked at again
     wait_until(lambda: "not the key of the certificate" in server.text(), 10 * SLOW, "half a pair is refused")

@@ -98,7 +98,7 @@ class Files:
             "tcp": "127.0.0.1:0",
             "tls-cert": self.path("cert.pem"),
             "tls-key": self.path("key.pem"),
-            "tls-reload-seconds": 0,
+            "tls-reload": "0us",
         }
         if mutual:
             flags["tls-client-ca"] = self.path("ca.pem")

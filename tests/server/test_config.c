@@ -26,7 +26,7 @@ static const struct row {
     {"tls-cert", TEXT, "", "", NULL, "255", NULL},
     {"tls-key", TEXT, "", "", NULL, "255", NULL},
     {"tls-client-ca", TEXT, "", "", NULL, "255", NULL},
-    {"tls-reload-seconds", UINT, "60", "0", NULL, "86400", "86401"},
+    {"tls-reload", US, "60000000us", "0us", NULL, "86400000000us", "86400000001us"},
     {"tls-handshake-timeout", US, "10000000us", "1000us", "999us", "600000000us", "600000001us"},
     {"auth-token-file", TEXT, "", "", NULL, "255", NULL},
     {"admin", TEXT, "unix", "", NULL, "7", NULL},
@@ -73,7 +73,7 @@ static const struct row {
     {"inline-flops", UINT, "4000000", "0", NULL, "1000000000", "1000000001"},
     {"log-level", TEXT, "info", "", NULL, "15", NULL},
     {"log-format", TEXT, "text", "", NULL, "7", NULL},
-    {"slow-request-ms", UINT, "1000", "0", NULL, "86400000", "86400001"},
+    {"slow-request", US, "1000000us", "0us", NULL, "86400000000us", "86400000001us"},
 };
 
 #define N_ROWS ((int)(sizeof(rows) / sizeof(rows[0])))
