@@ -31,6 +31,7 @@ DEV bool begin_work(const dsk_attend_block &block, int heads, work &w)
     w.end = (int32_t)least(end, (int64_t)live);
     w.head0 = block_y() * heads;
     w.n_heads = least(heads, block.h_q - w.head0);
+    w.wave = wave_x();
     return true;
 }
 
@@ -47,7 +48,6 @@ template <class S>
 DEV void attend(uint64_t block_at, uint8_t *lds)
 {
     const dsk_attend_block block = load_struct<dsk_attend_block>(block_at);
-    const int wave = thread_x() / WAVE, k_wave = wave / S::head_waves, head = 16 * (wave % S::head_waves) + row_in_wave();
     uint32_t *total_bad = (uint32_t *)(lds + S::n_bad_at), n_bad = 0;
     state<S> st = {-INF, 0, 0, {}};
     entry next, later;
@@ -57,6 +57,7 @@ DEV void attend(uint64_t block_at, uint8_t *lds)
 
     if (!begin_work(block, S::heads, w))
         return;
+    const int k_wave = w.wave / S::head_waves, head = 16 * (w.wave % S::head_waves) + row_in_wave();
     const int n_tiles = (w.end - w.begin + S::tile - 1) / S::tile;
     if (thread_x() == 0)
         *total_bad = 0;
@@ -78,9 +79,9 @@ DEV void attend(uint64_t block_at, uint8_t *lds)
 
         // 2. This tile into LDS; the next one under way, after the entries that are wanted sooner.
         if constexpr (S::is_fp8)
-            store_codes<S>(lds, f);
+            store_codes<S>(lds, w, f);
         else
-            store_tile<S>(lds, f);
+            store_tile<S>(lds, w, f);
         f.row = find_row<S>(w, next, n_bad);
         ask_page(w, later);
         next = later;
@@ -92,7 +93,7 @@ DEV void attend(uint64_t block_at, uint8_t *lds)
         for (int sub = 0; sub < S::n_sub; sub++)
             s[sub] = form_scores(lds, q, sub, k_wave);
         if constexpr (S::k_waves > 1)
-            share_scores<S>(lds, s);
+            share_scores<S>(lds, w.wave, s);
         softmax<S>(lds, s, scale2, st);
         if constexpr (S::is_fp8)
             add_codes<S>(lds, s, k_wave, st);

@@ -90,6 +90,22 @@ def shape_of(chip, kernel):
     return {name: score + value}, rows * wide + tail + parts, tile * (2 * (latent + rope) + 16) + 16 * tile + rest
 
 
+def masked_matrices(text):
+    """How many matrix instructions stand where lanes may be off: in what is skipped when all are, or right behind a mask.
+    TEXT: assembly."""
+    lines = [line.strip() for line in text.split("\n")]
+    places = {m.group(1): i for i, m in enumerate(re.match(r"(\.LBB\w+):", line) for line in lines) if m}
+    found = set()
+    for i, line in enumerate(lines):
+        skip, mask = re.match(r"s_cbranch_execz (\.LBB\w+)", line), re.match(r"s_\w+_saveexec_b64", line)
+        end = places.get(skip.group(1), 0) if skip else i + 1
+        while mask and end < len(lines) and not re.match(r"\.LBB|s_c?branch|s_\w+ exec,|s_\w+_saveexec", lines[end]):
+            end += 1
+        if skip or mask:
+            found.update(j for j in range(i + 1, end) if lines[j].startswith("v_mfma"))
+    return len(found)
+
+
 def faults_of_code(chip, kernel, text, lds=None):
     """TEXT: the kernel's instructions, one a line."""
     names = re.findall(r"^\s+([a-z]\w+)", text, re.M)
@@ -130,6 +146,11 @@ def faults_of_attend(path, chip):
     return faults
 
 
+def faults_of_masks(code):
+    return ["%s: %d matrix instructions where lanes may be off" % (name, masked_matrices(text))
+            for name, text in sorted(code.items()) if masked_matrices(text)]
+
+
 def check_that_counts_tell(path, chip):
     """A kernel with a tail passed for one without, and the other way round, must be found out."""
     code = code_of(path)
@@ -163,6 +184,19 @@ def check(what, faults):
         passed.append(what)
 
 
+MASKED = """
+  s_and_saveexec_b64 s[6:7], vcc
+  s_cbranch_execz .LBB0_2
+; %bb.1:
+  v_mfma_f32_16x16x16_bf16 v[0:3], v[4:5], v[6:7], v[0:3]
+.LBB0_2:
+  s_or_b64 exec, exec, s[6:7]
+  v_mfma_f32_16x16x16_bf16 v[0:3], v[4:5], v[6:7], v[0:3]
+  s_and_saveexec_b64 s[6:7], vcc
+  v_mfma_f32_16x16x16_bf16 v[0:3], v[4:5], v[6:7], v[0:3]
+  s_or_b64 exec, exec, s[6:7]
+"""
+
 BROKEN = {  # kernels that must be found out: (source, what the fault says)
     "too much LDS": ('extern "C" __attribute__((global)) void k(int *p) { static __attribute__((shared)) int a[17000]; '
                      "a[p[0]] = p[1]; __builtin_amdgcn_s_barrier(); p[2] = a[p[3]]; }", "local memory"),
@@ -181,6 +215,7 @@ def main(folder):
             for source in sources:
                 skipped.append(source)
                 print("SKIP objects_%s_%s: %s not installed" % (source, chip, ", ".join(missing)))
+    check("masked matrix instructions are found out", [] if masked_matrices(MASKED) == 2 else ["not found"])
     with tempfile.TemporaryDirectory() as out:
         for chip in CHIPS if not missing else ():
             for source in sources:
@@ -191,6 +226,9 @@ def main(folder):
                 if source == "attend.hip" and not said:
                     check("code of %s %s" % (source, chip), faults_of_attend(path, chip))
                     check_that_counts_tell(path, chip)
+                    path += ".s"
+                    said = compile_object("clang-22", os.path.join(folder, source), chip, path, "-S")
+                    check("masks in %s %s" % (source, chip), [said] if said else faults_of_masks(assembly_of(path)))
             for what, (text, fault) in BROKEN.items():
                 source, path = os.path.join(out, "broken.hip"), os.path.join(out, "broken.o")
                 with open(source, "w", encoding="utf-8") as f:
@@ -212,7 +250,7 @@ def main(folder):
                 code = assembly_of(path)
                 check("code of %s gfx942 by clang-19" % source,
                       sum((faults_of_code("gfx942", name, code.get(name, "")) for name in kernels_in(os.path.join(folder, source))),
-                          []))
+                          []) + faults_of_masks(code))
     print("%d passed, %d failed, %d skipped" % (len(passed), len(failed), len(skipped)))
     return 1 if failed else 0
 
