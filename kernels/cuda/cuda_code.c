@@ -109,8 +109,35 @@ static uint32_t mma_shared_bytes(const struct dsk_layout *layout, uint32_t heads
     return ATTEND_MMA_FIXED_BYTES(layout->d_qk, heads) + n_stages * ATTEND_MMA_STAGE_BYTES(layout->row_bytes);
 }
 
-static const struct gpu_split_rule MMA_SPLITS = {ATTEND_MMA_MAX_SPLITS, 2 * ATTEND_MMA_TILE,
-                                                 ATTEND_MMA_INVARIANT_SPLIT};
+static int64_t smaller(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+static int64_t round_up_64(int64_t n)
+{
+    return (n + 63) / 64 * 64;
+}
+
+/* As many splits as fill the device once, none shorter than two tiles; or, where bits may not depend on the batch, a
+ * length that depends on the list alone. */
+static void split(struct gpu_attend_plan *plan, const struct gpu_attend_shape *shape, int64_t n_blocks,
+                  int64_t n_room)
+{
+    const int64_t most = INT32_MAX / 64 * 64;
+    int64_t entries = ATTEND_MMA_INVARIANT_SPLIT;
+
+    if ((shape->flags & DSK_ATTEND_BATCH_INVARIANT) == 0) {
+        int64_t n =
+            smaller(smaller(n_room / n_blocks, ATTEND_MMA_MAX_SPLITS), shape->topk / (2 * ATTEND_MMA_TILE));
+
+        entries = round_up_64((shape->topk + (n < 1 ? 0 : n - 1)) / (n < 1 ? 1 : n));
+    }
+    while (shape->topk > ATTEND_MMA_MAX_SPLITS * entries)
+        entries *= 2;
+    plan->split_entries = (int32_t)smaller(entries, most);
+    plan->n_splits = (int32_t)((shape->topk + plan->split_entries - 1) / plan->split_entries);
+}
 
 static uint32_t mma_heads(const struct gpu_props *props, const struct dsk_layout *layout, int32_t h_q)
 {
@@ -137,8 +164,7 @@ static dsk_status plan_mma(const struct gpu_props *props, const struct gpu_atten
     if (bytes > room)
         return dsk_fail(err, DSK_E_UNSUPPORTED, "layout", shape->layout,
                         "attend needs %u bytes of shared memory, the device gives a block %u", bytes, room);
-    dsk_gpu_split(plan, shape, &MMA_SPLITS, (int64_t)shape->n_rows * n_blocks,
-                  (int64_t)props->n_units * (has_two ? 2 : 1));
+    split(plan, shape, (int64_t)shape->n_rows * n_blocks, (int64_t)props->n_units * (has_two ? 2 : 1));
     snprintf(name, sizeof(name), "attend_mma_%d_%d_h%u", layout->latent, layout->rope, heads);
     plan->main.function = find_kernel(name);
     plan->main.dims =

@@ -80,13 +80,6 @@ struct gpu_attend_plan {
     uint64_t part_ref_bytes;
 };
 
-/* How an attend kernel's lists may be cut. */
-struct gpu_split_rule {
-    int32_t max_splits;
-    int32_t least_entries;     /* of a split, where there is a choice */
-    int32_t invariant_entries; /* of every split where the bits may not depend on the batch */
-};
-
 struct gpu_code {
     const char *missing; /* why there is no device code in this build; NULL: there is */
     const struct gpu_image *images;
@@ -264,12 +257,6 @@ DSK_MUST_CHECK dsk_status dsk_gpu_graph_run(struct gpu_stream *stream, const str
                                             struct gpu_upload_args *upload, struct dsk_err *err);
 void dsk_gpu_graph_drop(struct gpu_stream *stream); /* all of them */
 void dsk_gpu_graph_counts(const struct dsk_stream *stream, uint64_t *n_hits_p, uint64_t *n_misses_p);
-
-/* For plans: as many splits as fill the device once with blocks, where n_blocks is what one split takes and n_room what the
- * device holds; or, where bits may not depend on the batch, a length that depends on the list alone. Fills n_splits and
- * split_entries. */
-void dsk_gpu_split(struct gpu_attend_plan *plan, const struct gpu_attend_shape *shape,
-                   const struct gpu_split_rule *rule, int64_t n_blocks, int64_t n_room);
 
 /* ---- operations (gpu_ops.c, gpu_attend.c) ------------------------------------------------------- */
 

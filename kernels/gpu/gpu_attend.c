@@ -155,29 +155,6 @@ static dsk_status choose(const struct gpu_device *gpu, const struct dsk_attend_a
     }
 }
 
-static int64_t smaller(int64_t a, int64_t b)
-{
-    return a < b ? a : b;
-}
-
-void dsk_gpu_split(struct gpu_attend_plan *plan, const struct gpu_attend_shape *shape,
-                   const struct gpu_split_rule *rule, int64_t n_blocks, int64_t n_room)
-{
-    const int64_t most = INT32_MAX / 64 * 64;
-    int64_t entries = rule->invariant_entries;
-
-    if ((shape->flags & DSK_ATTEND_BATCH_INVARIANT) == 0) {
-        int64_t n = smaller(smaller(n_room / n_blocks, rule->max_splits), shape->topk / rule->least_entries);
-
-        entries = (int64_t)dsk_gpu_round_up(
-            (uint64_t)(shape->topk + (n < 1 ? 0 : n - 1)) / (uint64_t)(n < 1 ? 1 : n), 64);
-    }
-    while (shape->topk > rule->max_splits * entries)
-        entries *= 2;
-    plan->split_entries = (int32_t)smaller(entries, most);
-    plan->n_splits = (int32_t)((shape->topk + plan->split_entries - 1) / plan->split_entries);
-}
-
 static void fill_block(struct dsk_attend_block *block, const struct gpu_stream *stream,
                        const struct dsk_attend_args *args, const struct gpu_attend_shape *shape,
                        const struct gpu_attend_plan *plan)

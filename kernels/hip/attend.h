@@ -37,7 +37,33 @@
 #define ATTEND_HIP_FP8_TILE  32
 #define ATTEND_HIP_FP8_PITCH (576 + 16)
 
-/* Blocks that a unit is sure to hold at once: registers leave room for two waves of a SIMD, one with 64 heads. */
-#define ATTEND_HIP_BLOCKS(heads) ((heads) == ATTEND_HIP_MANY_HEADS ? 1 : 2)
+/* ---- plans: host only ------------------------------------------------------------------------- */
+
+#if !defined(__HIP__) && !defined(HIPEMU)
+
+/* A kernel by name, "" for none; both take the address of the block and no LDS of the launch's. */
+struct attend_hip_launch {
+    char name[40];
+    uint32_t grid[3];
+    uint32_t block;
+};
+
+struct attend_hip_plan {
+    struct attend_hip_launch main;
+    struct attend_hip_launch combine;
+    int32_t n_splits;
+    int32_t split_entries;
+    uint64_t part_out_bytes; /* scratch; 0 where there is one split */
+    uint64_t part_lse_bytes;
+    uint64_t part_ref_bytes;
+};
+
+/* [any] How n_rows rows of h_q heads over lists of topk entries are launched on a device of n_units compute units. flags:
+ * DSK_ATTEND_*; with BATCH_INVARIANT the splits depend on topk alone. layout: any that there is. Every shape that dsk_attend
+ * takes has a plan. */
+void attend_hip_plan(uint32_t layout, int32_t n_rows, int32_t h_q, int64_t topk, uint32_t flags,
+                     int32_t n_units, struct attend_hip_plan *plan_p);
+
+#endif
 
 #endif /* KERNELS_HIP_ATTEND_H */

@@ -76,8 +76,6 @@ DSK_STATIC_ASSERT(sizeof(KERNELS) / sizeof(KERNELS[0]) <= GPU_MAX_FUNCTIONS, "ke
 
 #if DSK_HIP_HAS_ATTEND
 
-static const struct gpu_split_rule SPLITS = {ATTEND_HIP_MAX_SPLITS, 64, ATTEND_HIP_INVARIANT_SPLIT};
-
 static int32_t find_kernel(const char *name)
 {
     for (int32_t i = GPU_N_FUNCTIONS; i < N_KERNELS; i++) {
@@ -87,37 +85,41 @@ static int32_t find_kernel(const char *name)
     return -1;
 }
 
-/* The kernels' LDS is part of their code: launches ask for none. Every kernel is for one architecture, so PORTABLE changes
- * nothing. */
+static struct gpu_attend_launch launch_of(const struct attend_hip_launch *from)
+{
+    const struct gpu_attend_launch launch = {
+        .function = from->name[0] == '\0' ? -1 : find_kernel(from->name),
+        .dims = {.grid = {from->grid[0], from->grid[1], from->grid[2]}, .block = from->block}};
+
+    return launch;
+}
+
+/* Every kernel is for one architecture, so PORTABLE changes nothing. The kernels in e4m3 are launched as those that they
+ * stand for. */
 static dsk_status plan_attend(const struct gpu_props *props, const struct gpu_attend_shape *shape,
                               uint32_t flags, struct gpu_attend_plan *plan, struct dsk_err *err)
 {
-    const struct dsk_layout *layout = dsk_layout_get(shape->layout);
-    const uint32_t heads =
-        shape->h_q <= 2 * ATTEND_HIP_FEW_HEADS ? ATTEND_HIP_FEW_HEADS : ATTEND_HIP_MANY_HEADS;
-    const uint32_t n_blocks = ((uint32_t)shape->h_q + heads - 1) / heads;
     const bool is_fp8 = (flags & DSK_DEVICE_FP8) != 0 && shape->layout == DSK_LAYOUT_RAW_512_64;
-    char name[48];
+    struct attend_hip_plan from;
+    char name[sizeof(from.main.name)];
 
+    attend_hip_plan(shape->layout, shape->n_rows, shape->h_q, shape->topk, shape->flags, props->n_units,
+                    &from);
+    if (is_fp8) {
+        snprintf(name, sizeof(name), "attend_fp8_%.28s", from.main.name + strlen("attend_"));
+        memcpy(from.main.name, name, sizeof(name));
+    }
     memset(plan, 0, sizeof(*plan));
-    snprintf(name, sizeof(name), "attend_%s%s_h%u", is_fp8 ? "fp8_" : "", layout->name, heads);
-    plan->main.function = find_kernel(name);
-    plan->combine.function = -1;
-    if (plan->main.function < 0)
+    plan->main = launch_of(&from.main);
+    plan->combine = launch_of(&from.combine);
+    if (plan->main.function < 0 || (from.combine.name[0] != '\0' && plan->combine.function < 0))
         return dsk_fail(err, DSK_E_UNSUPPORTED, "layout", shape->layout,
-                        "there is no attend kernel %s for %s", name, props->arch);
-    dsk_gpu_split(plan, shape, &SPLITS, (int64_t)shape->n_rows * n_blocks,
-                  (int64_t)props->n_units * ATTEND_HIP_BLOCKS(heads));
-    plan->main.dims = (struct gpu_launch_dims){
-        .grid = {(uint32_t)shape->n_rows, n_blocks, (uint32_t)plan->n_splits}, .block = ATTEND_HIP_THREADS};
-    if (plan->n_splits == 1)
-        return DSK_OK;
-    plan->combine.function = find_kernel("attend_combine");
-    plan->combine.dims = (struct gpu_launch_dims){.grid = {(uint32_t)shape->n_rows, (uint32_t)shape->h_q, 1},
-                                                  .block = ATTEND_HIP_COMBINE_THREADS};
-    plan->part_ref_bytes = 4 * (uint64_t)shape->n_rows * (uint64_t)plan->n_splits;
-    plan->part_lse_bytes = plan->part_ref_bytes * (uint64_t)shape->h_q;
-    plan->part_out_bytes = plan->part_lse_bytes * (uint64_t)layout->d_v;
+                        "there is no attend kernel %s for %s", from.main.name, props->arch);
+    plan->n_splits = from.n_splits;
+    plan->split_entries = from.split_entries;
+    plan->part_out_bytes = from.part_out_bytes;
+    plan->part_lse_bytes = from.part_lse_bytes;
+    plan->part_ref_bytes = from.part_ref_bytes;
     return DSK_OK;
 }
 

@@ -7,6 +7,8 @@
 #include "hipemu_run.h"
 #include "kernels/hip/attend.h"
 
+#define N_UNITS 24
+
 const char *const attend_targets[2] = {"gfx942", "gfx950"};
 
 struct attend_results attend_results_make(struct kit *k, const struct kit_attend *a)
@@ -50,47 +52,66 @@ static int heads_of(int h_q, int heads)
 
 static void *scratch(size_t bytes)
 {
-    void *p = malloc(bytes);
+    void *p = malloc(bytes + 1);
 
     ck_assert_ptr_nonnull(p);
     memset(p, 0xff, bytes);
     return p;
 }
 
+/* The host's plan, or the one that the test asks for. */
+static struct attend_hip_plan plan_of(const struct attend_launch *launch)
+{
+    const struct dsk_layout *layout = dsk_layout_get(launch->kv.layout);
+    const int n_rows = launch->seg.n_rows + launch->padding, heads = heads_of(launch->h_q, launch->heads);
+    struct attend_hip_plan plan;
+
+    attend_hip_plan(launch->kv.layout, n_rows, launch->h_q, launch->seg.topk, launch->flags, N_UNITS, &plan);
+    if (launch->n_splits == 0)
+        return plan;
+    plan.n_splits = launch->n_splits;
+    plan.split_entries = ((launch->seg.topk + launch->n_splits - 1) / launch->n_splits + 63) / 64 * 64;
+    snprintf(plan.main.name, sizeof(plan.main.name), "attend_%s%s_h%d", launch->is_fp8 ? "fp8_" : "",
+             layout->name, heads);
+    plan.main.grid[1] = (uint32_t)((launch->h_q + heads - 1) / heads);
+    plan.main.grid[2] = (uint32_t)launch->n_splits;
+    plan.part_ref_bytes = 4 * (uint64_t)(n_rows * launch->n_splits);
+    plan.part_lse_bytes = plan.part_ref_bytes * (uint64_t)launch->h_q;
+    plan.part_out_bytes = plan.part_lse_bytes * (uint64_t)layout->d_v;
+    snprintf(plan.combine.name, sizeof(plan.combine.name), "%s",
+             launch->n_splits > 1 ? "attend_combine" : "");
+    memcpy(plan.combine.grid, (const uint32_t[]){(uint32_t)n_rows, (uint32_t)launch->h_q, 1},
+           sizeof(plan.combine.grid));
+    plan.combine.block = ATTEND_HIP_COMBINE_THREADS;
+    return plan;
+}
+
 void attend_launch(const struct attend_launch *launch, const char *target)
 {
     const struct dsk_attend_seg *seg = &launch->seg;
-    const struct dsk_layout *layout = dsk_layout_get(launch->kv.layout);
-    const int n_rows = seg->n_rows + launch->padding, heads = heads_of(launch->h_q, launch->heads);
-    const size_t n_parts = (size_t)(n_rows * launch->n_splits * launch->h_q);
+    const struct attend_hip_plan plan = plan_of(launch);
+    const int n_rows = seg->n_rows + launch->padding;
     struct dsk_attend_row *rows = calloc((size_t)n_rows, sizeof(*rows));
-    float *part_out = scratch(4 * n_parts * (size_t)layout->d_v), *part_lse = scratch(4 * n_parts);
-    uint32_t *part_ref = scratch(4 * n_parts);
-    const struct dsk_attend_block block = {
-        .kv = launch->kv,
-        .rows = kit_addr(rows),
-        .part_out = kit_addr(part_out),
-        .part_lse = kit_addr(part_lse),
-        .part_ref = kit_addr(part_ref),
-        .n_rows = n_rows,
-        .h_q = launch->h_q,
-        .out_dtype = launch->out_dtype,
-        .n_splits = launch->n_splits,
-        .split_entries = ((seg->topk + launch->n_splits - 1) / launch->n_splits + 63) / 64 * 64};
+    float *part_out = scratch(plan.part_out_bytes), *part_lse = scratch(plan.part_lse_bytes);
+    uint32_t *part_ref = scratch(plan.part_ref_bytes);
+    const struct dsk_attend_block block = {.kv = launch->kv,
+                                           .rows = kit_addr(rows),
+                                           .part_out = kit_addr(part_out),
+                                           .part_lse = kit_addr(part_lse),
+                                           .part_ref = kit_addr(part_ref),
+                                           .n_rows = n_rows,
+                                           .h_q = launch->h_q,
+                                           .out_dtype = launch->out_dtype,
+                                           .flags = launch->flags,
+                                           .n_splits = plan.n_splits,
+                                           .split_entries = plan.split_entries};
     const uint64_t param = kit_addr(&block);
-    char name[64];
 
     ck_assert_ptr_nonnull(rows);
     fill_rows(seg, rows);
-    snprintf(name, sizeof(name), "attend_%s%s_h%d", launch->is_fp8 ? "fp8_" : "", layout->name, heads);
-    hipemu_run_grid(target, name,
-                    (const uint32_t[]){(uint32_t)n_rows, (uint32_t)((launch->h_q + heads - 1) / heads),
-                                       (uint32_t)launch->n_splits},
-                    ATTEND_HIP_THREADS, &param);
-    if (launch->n_splits > 1)
-        hipemu_run_grid(target, "attend_combine",
-                        (const uint32_t[]){(uint32_t)n_rows, (uint32_t)launch->h_q, 1},
-                        ATTEND_HIP_COMBINE_THREADS, &param);
+    hipemu_run_grid(target, plan.main.name, plan.main.grid, plan.main.block, &param);
+    if (plan.combine.name[0] != 0)
+        hipemu_run_grid(target, plan.combine.name, plan.combine.grid, plan.combine.block, &param);
     free(rows);
     free(part_out);
     free(part_lse);
@@ -105,6 +126,7 @@ void attend_emulate(struct kit *k, const struct attend_run *run, const char *tar
                                    .kv = a->pool->kv,
                                    .h_q = a->h_q,
                                    .out_dtype = a->out_dtype,
+                                   .flags = a->flags,
                                    .n_splits = run->n_splits,
                                    .heads = run->heads,
                                    .padding = run->padding,

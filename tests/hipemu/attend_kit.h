@@ -16,10 +16,11 @@ struct attend_launch {
     struct dsk_attend_seg seg;
     struct dsk_kv_view kv;
     int h_q, out_dtype;
-    int n_splits;
-    int heads;   /* of a block; 0: as the host chooses */
-    int padding; /* rows beyond the real ones */
-    bool is_fp8; /* the kernels that round q and weights to e4m3 */
+    uint32_t flags;
+    int n_splits; /* 0: as the host plans, for a chip of 24 units */
+    int heads;    /* of a block; 0: as the host chooses */
+    int padding;  /* rows beyond the real ones */
+    bool is_fp8;  /* the kernels that round q and weights to e4m3 */
 };
 void attend_launch(const struct attend_launch *launch, const char *target);
 

@@ -7,6 +7,7 @@
 
 #include "attend_kit.h"
 #include "hipemu_run.h"
+#include "kernels/hip/attend.h"
 
 /* Mean distance of the values of row t, head h from their mean, by dim: what rounded weights can move out by. */
 static void spread(const struct kit_attend *a, int t, int h, const double *out, double lse, double *to)
@@ -99,6 +100,84 @@ START_TEST(full_widths)
     attend_check_at(&k, &(struct attend_run){&a, shapes[i].n_splits, 0, 0, false}, ATTEND_LOOP_TARGET, 0,
                     false);
     kit_close(&k);
+}
+END_TEST
+
+/* As the host plans it: the kernel by the number of heads, splits that fill the chip. */
+START_TEST(planned_launches_match_float64)
+{
+    static const struct {
+        int n_rows, h_q, topk;
+    } shapes[] = {{1, 64, 700}, {8, 16, 300},  {17, 8, 130}, {2, 33, 257},
+                  {1, 128, 64}, {3, 32, 1100}, {1, 1, 2112}};
+    struct kit k;
+    struct kit_pool pool;
+
+    KIT_OPEN(&k, DSK_ISA_AUTO, 1);
+    attend_pool(&k, &pool, DSK_LAYOUT_SCALED_256_0, 900, 1);
+    for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
+        struct kit_attend a = attend_shape(&k, &pool, shapes[i].n_rows, shapes[i].h_q, shapes[i].topk);
+
+        attend_check_at(&k, &(struct attend_run){&a, 0, 0, (int)i % 3, false}, attend_targets[_i], 0, false);
+    }
+    kit_close(&k);
+}
+END_TEST
+
+/* With the flag a row's bits are those that it has alone. */
+START_TEST(bits_do_not_depend_on_company)
+{
+    struct kit k;
+    struct kit_pool pool;
+
+    KIT_OPEN(&k, DSK_ISA_AUTO, 1);
+    attend_pool(&k, &pool, DSK_LAYOUT_SCALED_256_0, 900, 1);
+    struct kit_attend a = attend_shape(&k, &pool, 9, 16, 600), alone;
+    a.flags = DSK_ATTEND_BATCH_INVARIANT;
+    const struct attend_results all = attend_results_make(&k, &a);
+    attend_emulate(&k, &(struct attend_run){&a, 0, 0, 1, false}, attend_targets[_i], 0, &all);
+    for (int t = 0; t < 9; t += 4) {
+        alone = a;
+        alone.out = NULL;
+        alone.n_rows = 1;
+        alone.q += (int64_t)t * 16 * pool.layout->d_qk;
+        alone.indices += (int64_t)t * 600;
+        const struct attend_results one = attend_results_make(&k, &alone);
+        attend_emulate(&k, &(struct attend_run){&alone, 0, 0, 0, false}, attend_targets[_i], 0, &one);
+        gpu_expect_bytes(one.out, all.out + t * one.out_bytes, one.out_bytes, "a row alone");
+        gpu_expect_bytes(one.lse, all.lse + t * 16, one.lse_bytes, "lse of a row alone");
+    }
+    kit_close(&k);
+}
+END_TEST
+
+/* Any width has splits of whole tiles that cover it and scratch that holds them. */
+START_TEST(plans_cover_any_list)
+{
+    static const int64_t widths[] = {1, 63, 64, 65, 2048, 2051, 2112, 16384, 1 << 20, INT32_MAX};
+    struct attend_hip_plan plan;
+
+    for (int i = 0; i < 10; i++)
+        for (int n_rows = 1; n_rows <= 4096; n_rows *= 8)
+            for (int h_q = 1; h_q <= 128; h_q += 21)
+                for (uint32_t flags = 0; flags <= DSK_ATTEND_BATCH_INVARIANT; flags++) {
+                    attend_hip_plan(DSK_LAYOUT_SCALED_512_0, n_rows, h_q, widths[i], flags, 304, &plan);
+                    const int64_t covered = (int64_t)plan.n_splits * plan.split_entries;
+                    const int64_t heads = strcmp(plan.main.name, "attend_scaled_512_0_h16") == 0 ? 16 : 64;
+
+                    KIT_EXPECT(plan.split_entries % 64 == 0 && plan.n_splits >= 1
+                                   && plan.n_splits <= ATTEND_HIP_MAX_SPLITS + 1 && covered >= widths[i]
+                                   && covered - plan.split_entries < widths[i],
+                               "%d splits of %d for %lld entries", plan.n_splits, plan.split_entries,
+                               (long long)widths[i]);
+                    KIT_EXPECT(
+                        (int64_t)plan.main.grid[1] * heads >= h_q && plan.main.grid[0] == (uint32_t)n_rows
+                            && (plan.n_splits == 1) == (plan.combine.name[0] == 0)
+                            && (int64_t)plan.part_out_bytes
+                                   == (plan.n_splits == 1 ? 0
+                                                          : (int64_t)4 * 512 * n_rows * plan.n_splits * h_q),
+                        "rows %d heads %d: %s", n_rows, h_q, plan.main.name);
+                }
 }
 END_TEST
 
@@ -476,6 +555,9 @@ int test_suites(Suite **suites_p, int max)
     tcase_set_timeout(c, 300);
     tcase_add_loop_test(c, attend_matches_float64, 0, ATTEND_LOOPS);
     tcase_add_loop_test(c, full_widths, 0, 24);
+    tcase_add_loop_test(c, planned_launches_match_float64, 0, 2);
+    tcase_add_loop_test(c, bits_do_not_depend_on_company, 0, 2);
+    tcase_add_test(c, plans_cover_any_list);
     tcase_add_loop_test(c, rows_that_nothing_names_do_no_harm, 0, ATTEND_LOOPS);
     tcase_add_loop_test(c, empty_rows_give_zero, 0, ATTEND_LOOPS);
     tcase_add_loop_test(c, duplicates_count, 0, ATTEND_LOOPS);
