@@ -15,8 +15,6 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "server/log.h"
-
 #define MAX_FILE_BYTES (1 << 20)
 #define DIGEST_BYTES   32
 
@@ -145,8 +143,8 @@ static dsa_status use_chain(const struct srv_tls *tls, SSL_CTX *context, const s
 
     if (!cert || SSL_CTX_use_certificate(context, cert) != 1)
         rc = fail_file(err, tls, CERT, "no usable certificate in PEM");
-    else
-        *expiry_s_p = expiry_of(cert);
+    else if ((*expiry_s_p = expiry_of(cert)) <= (int64_t)time(NULL))
+        rc = fail_file(err, tls, CERT, "the certificate has expired");
     X509_free(cert);
     while (rc == DSA_OK && (cert = PEM_read_bio_X509(bio, NULL, no_password, NULL)) != NULL)
         if (SSL_CTX_add0_chain_cert(context, cert) != 1) {
@@ -301,9 +299,6 @@ dsa_status srv_tls_create(const struct srv_tls_files *files, struct srv_tls **tl
         srv_tls_destroy(tls);
         return rc;
     }
-    if (tls->expiry_s <= (int64_t)time(NULL))
-        srv_log(SRV_LOG_WARN, "the certificate has expired, clients will refuse it tls_cert=%s",
-                tls->paths[CERT]);
     *tls_p = tls;
     return DSA_OK;
 }
@@ -320,22 +315,13 @@ void srv_tls_destroy(struct srv_tls *tls)
 }
 
 /* Lock held. Takes the context. */
-static dsa_status adopt(struct srv_tls *tls, SSL_CTX *context, const struct material *m, int64_t expiry_s,
-                        struct srv_err *err)
+static void adopt(struct srv_tls *tls, SSL_CTX *context, const struct material *m, int64_t expiry_s)
 {
-    int64_t now_s = (int64_t)time(NULL);
-
-    if (expiry_s <= now_s && tls->expiry_s > now_s) {
-        SSL_CTX_free(context);
-        return srv_fail(err, DSA_E_BAD_REQUEST, flags[CERT], "%s", tls->paths[CERT],
-                        "the certificate has expired; the one in use has not");
-    }
     SSL_CTX_free(tls->context); /* handshakes under way hold it */
     tls->context = context;
     tls->expiry_s = expiry_s;
     memcpy(tls->digest, m->digest, sizeof(tls->digest));
     tls->n_reloads++;
-    return DSA_OK;
 }
 
 static dsa_status reload(struct srv_tls *tls, bool only_changed, bool *is_new_p, struct srv_err *err)
@@ -350,7 +336,7 @@ static dsa_status reload(struct srv_tls *tls, bool only_changed, bool *is_new_p,
     *is_new_p = rc == DSA_OK && memcmp(m.digest, tls->digest, sizeof(m.digest)) != 0;
     if (rc == DSA_OK && (*is_new_p || !only_changed)
         && (rc = build(tls, &m, &context, &expiry_s, err)) == DSA_OK)
-        rc = adopt(tls, context, &m, expiry_s, err);
+        adopt(tls, context, &m, expiry_s);
     if (rc != DSA_OK)
         tls->n_failures++;
     pthread_mutex_unlock(&tls->lock);

@@ -22,14 +22,12 @@ struct srv_tls_files {
 };
 
 /* Reads the files; the paths are copied. DSA_E_BAD_REQUEST with field = the setting (tls-cert, tls-key, tls-client-ca) and
- * value = the path: it cannot be read, is no PEM, does not belong to the other. DSA_E_NO_MEMORY. A certificate that has expired
- * is taken, with a warning in the log. */
+ * value = the path: it cannot be read, is no PEM, does not belong to the other, has expired. DSA_E_NO_MEMORY. */
 SRV_MUST_CHECK dsa_status srv_tls_create(const struct srv_tls_files *files, struct srv_tls **tls_p,
                                          struct srv_err *err);
 void srv_tls_destroy(struct srv_tls *tls); /* NULL is fine; contexts that were taken live on */
 
-/* Reads the files again. Errors as srv_tls_create, and DSA_E_BAD_REQUEST for a certificate that has expired while the one
- * in use has not; what was in use stays so, and the failure is counted. */
+/* Reads the files again. Errors as srv_tls_create; what was in use stays so then, and the failure is counted. */
 SRV_MUST_CHECK dsa_status srv_tls_reload(struct srv_tls *tls, struct srv_err *err);
 /* The same if a file's contents differ from those in use; *is_new_p tells. Costs three reads when nothing has changed. */
 SRV_MUST_CHECK dsa_status srv_tls_reload_if_changed(struct srv_tls *tls, bool *is_new_p, struct srv_err *err);
