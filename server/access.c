@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <openssl/crypto.h>
 #include <openssl/sha.h>
 #include <stdio.h>
@@ -206,8 +207,9 @@ dsa_status srv_access_admit(struct srv_access *access, struct rpc_call *call)
     if (describe(reason, &err) == DSA_OK)
         return DSA_OK;
     access->n_refused[reason]++;
-    srv_log(SRV_LOG_DEBUG, "call refused at the door method=%s reason=%s", rpc_call_path(call),
-            srv_access_reason_name(reason));
+    srv_log(SRV_LOG_DEBUG, "call refused at the door method=%s reason=%s call_id=%" PRIu64 " trace_id=%s",
+            rpc_call_path(call), srv_access_reason_name(reason), rpc_call_number(call),
+            srv_trace_id(rpc_call_trace(call)));
     wire_fail(call, &err);
     return err.code;
 }

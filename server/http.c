@@ -112,7 +112,7 @@ __attribute__((format(printf, 2, 0))) static void log_line(void *arg, const char
     vsnprintf(line, sizeof(line), format, ap);
     for (n = strlen(line); n > 0 && line[n - 1] == '\n'; n--)
         line[n - 1] = '\0';
-    srv_log(SRV_LOG_DEBUG, "http: %s", line);
+    srv_log(SRV_LOG_DEBUG, "libmicrohttpd says text=\"%s\"", line);
 }
 
 /* ---- life ------------------------------------------------------------------------------------------------- */
