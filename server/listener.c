@@ -21,8 +21,8 @@
 #include "server/log.h"
 #include "server/loop.h"
 
-#define BACKLOG          256
-#define ACCEPTS_A_ROUND  16
+#define BACKLOG          4096 /* or what the system allows: a client that finds it full tries again after a second */
+#define ACCEPTS_A_ROUND  64
 #define RETRY_US         100000 /* after EMFILE and its kind */
 #define UNIX_SEND_BUFFER (1 << 20)
 
