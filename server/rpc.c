@@ -18,6 +18,7 @@
 #include "server/clock.h"
 #include "server/inode.h"
 #include "server/log.h"
+#include "server/rpc_impl.h"
 
 #define TRACEPARENT "traceparent"
 
@@ -30,105 +31,8 @@
 #define MAX_GATHERED       15
 #define MAX_GATHERED_BYTES 1024
 
-/* Connections on higher descriptors count as plain TCP, which may do least. */
-#define MAX_TRACKED_FDS 65536
-
-/* Every batch has a struct of its own, whose address is the tag. */
-struct tag {
-    void (*fn)(struct tag *tag, bool ok);
-    struct rpc *rpc;
-};
-
-struct rpc_message {
-    struct rpc_message *next;
-    grpc_slice slice;
-};
-
-/* An armed slot: waits for the next call. */
-struct arm {
-    struct tag tag;
-    struct arm *next;
-    grpc_call *call;
-    grpc_call_details details;
-    grpc_metadata_array metadata;
-};
-
-struct rpc_call {
-    struct rpc *rpc;
-    grpc_call *call;
-    const struct rpc_method *method;
-    const struct rpc_method *refused; /* the method that was asked for, when `admit` refused it */
-    void *data;
-    struct tag close_tag, read_tag, send_tag, finish_tag;
-    int cancelled; /* written by RECV_CLOSE_ON_SERVER */
-    grpc_byte_buffer *read_buffer;
-    struct rpc_message *first, *last; /* queued */
-    size_t queued_bytes;              /* the one in flight included */
-    size_t sending_bytes;
-    uint64_t send_since_us;       /* when the message in flight was given to gRPC */
-    struct rpc_call *prev, *next; /* all calls */
-    unsigned n_gathered;          /* messages given to gRPC since it was last told to write */
-    unsigned n_tags;              /* batches in flight; the call is freed at 0 */
-    struct rpc_call *next_reader; /* of those that want their next message */
-    enum rpc_origin origin;
-    uint64_t number;
-    uint64_t begin_us;
-    uint64_t notes[RPC_N_NOTES]; /* the service's */
-    struct srv_trace trace;
-    grpc_metadata_array headers; /* from the client; gRPC's memory, until the call is freed */
-    bool is_reading, wants_read, is_sending, metadata_sent, is_finishing, finish_wanted, is_closed, is_over;
-    bool send_failed;
-    int code;
-    grpc_slice text;
-    uint8_t *details;
-    size_t n_details;
-    grpc_metadata initial; /* points into trace, which lives as long */
-    grpc_metadata trailing;
-};
-
-/* What was given to gRPC under a descriptor, which may be another's by now: the inode tells. */
-struct connection {
-    uint64_t inode;
-    enum rpc_origin origin;
-};
-
-struct rpc {
-    struct rpc_config config;
-    grpc_server *server;
-    grpc_completion_queue *cq;
-    grpc_server_credentials *credentials;
-    grpc_channel *lame; /* doorbells are calls on it */
-    struct arm *arms;   /* armed slots */
-    struct rpc_call *calls;
-    uint32_t n_calls;    /* not over */
-    uint64_t n_begun;    /* calls since start */
-    size_t queued_bytes; /* of all calls */
-    struct rpc_call *readers;
-    struct tag shutdown_tag;
-    struct tag ring_tag; /* of every bell: a ring may be taken after its bell is gone */
-    bool is_shutting_down, is_stopped;
-    struct connection connections[MAX_TRACKED_FDS]; /* by descriptor */
-    unsigned n_armed;
-    uint64_t n_messages; /* received since start */
-};
-
-struct rpc_bell {
-    struct rpc *rpc;
-    grpc_call *call;
-};
-
 static void call_unref(struct rpc_call *call);
 static void start_send(struct rpc_call *call);
-
-/* ThreadSanitizer cannot see inside gRPC: tell it that what happened before a batch was started happened before
- * its tag came back. */
-#if defined(DSA_SANITIZE_thread)
-void __tsan_acquire(void *addr);
-void __tsan_release(void *addr);
-#else
-#define __tsan_acquire(addr) ((void)(addr))
-#define __tsan_release(addr) ((void)(addr))
-#endif
 
 static bool start_batch(struct rpc_call *call, const grpc_op *ops, size_t n_ops, struct tag *tag)
 {
@@ -500,7 +404,7 @@ static void ignore_message(struct rpc_call *call, const uint8_t *bytes, size_t n
     (void)n;
 }
 
-static const struct rpc_method unknown_method = {
+const struct rpc_method rpc_unknown_method = {
     .path = "(unknown)", .shape = RPC_STREAM, .message = ignore_message};
 
 static void read_trace(struct rpc_call *call)
@@ -526,7 +430,7 @@ static void begin_call(struct rpc *rpc, grpc_call *handle, grpc_slice path, grpc
     }
     call->rpc = rpc;
     call->call = handle;
-    call->method = method ? method : &unknown_method;
+    call->method = method ? method : &rpc_unknown_method;
     call->origin = origin_of(rpc, handle);
     call->begin_us = srv_now_us();
     call->number = ++rpc->n_begun;
@@ -550,7 +454,7 @@ static void begin_call(struct rpc *rpc, grpc_call *handle, grpc_slice path, grpc
         return;
     }
     if (rpc->config.admit && !rpc->config.admit(call)) {
-        call->method = &unknown_method; /* so that no callback of the method's comes */
+        call->method = &rpc_unknown_method; /* so that no callback of the method's comes */
         call->refused = method;
         return;
     }
@@ -636,84 +540,6 @@ void rpc_set_stall_timeout(struct rpc *rpc, uint64_t timeout_us)
 uint64_t rpc_message_count(const struct rpc *rpc)
 {
     return rpc->n_messages;
-}
-
-/* ---- the small accessors ------------------------------------------------------------------------ */
-
-void *rpc_call_service(const struct rpc_call *call)
-{
-    return call->rpc->config.service;
-}
-
-const char *rpc_call_path(const struct rpc_call *call)
-{
-    return call->refused ? call->refused->path : call->method->path;
-}
-
-size_t rpc_call_method(const struct rpc_call *call)
-{
-    const struct rpc_config *config = &call->rpc->config;
-    const struct rpc_method *method = call->refused ? call->refused : call->method;
-
-    return method == &unknown_method ? config->n_methods : (size_t)(method - config->methods);
-}
-
-uint32_t rpc_call_count(const struct rpc *rpc)
-{
-    return rpc->n_calls;
-}
-
-uint64_t rpc_call_number(const struct rpc_call *call)
-{
-    return call->number;
-}
-
-const struct srv_trace *rpc_call_trace(const struct rpc_call *call)
-{
-    return &call->trace;
-}
-
-bool rpc_call_is_stream(const struct rpc_call *call)
-{
-    return call->method->shape == RPC_STREAM || call->method->shape == RPC_SUBSCRIPTION;
-}
-
-uint64_t *rpc_call_notes(struct rpc_call *call)
-{
-    return call->notes;
-}
-
-enum rpc_origin rpc_call_origin(const struct rpc_call *call)
-{
-    return call->origin;
-}
-
-const char *rpc_call_header(const struct rpc_call *call, const char *name, size_t *n_p)
-{
-    for (size_t i = 0; i < call->headers.count; i++) {
-        const grpc_metadata *header = &call->headers.metadata[i];
-
-        if (grpc_slice_str_cmp(header->key, name) != 0)
-            continue;
-        *n_p = GRPC_SLICE_LENGTH(header->value);
-        return (const char *)GRPC_SLICE_START_PTR(header->value);
-    }
-    return NULL;
-}
-
-void rpc_call_set_data(struct rpc_call *call, void *data)
-{
-    call->data = data;
-}
-
-void *rpc_call_data(const struct rpc_call *call)
-{
-    return call->data;
-}
-
-struct rpc *rpc_call_rpc(const struct rpc_call *call)
-{
-    return call->rpc;
 }
 
 /* ---- the server ----------------------------------------------------------------------------------- */
@@ -870,35 +696,4 @@ void rpc_destroy(struct rpc *rpc)
     grpc_server_credentials_release(rpc->credentials);
     grpc_completion_queue_destroy(rpc->cq);
     free(rpc);
-}
-
-/* ---- doorbells ------------------------------------------------------------------------------------ */
-
-dsa_status rpc_bell_create(struct rpc *rpc, struct rpc_bell **bell_p)
-{
-    struct rpc_bell *bell = calloc(1, sizeof(*bell));
-
-    if (!bell)
-        return DSA_E_NO_MEMORY;
-    bell->rpc = rpc;
-    bell->call = grpc_channel_create_call(rpc->lame, NULL, GRPC_PROPAGATE_DEFAULTS, rpc->cq,
-                                          grpc_slice_from_static_string("/doorbell"), NULL,
-                                          gpr_inf_future(GPR_CLOCK_REALTIME), NULL);
-    *bell_p = bell;
-    return DSA_OK;
-}
-
-void rpc_bell_destroy(struct rpc_bell *bell)
-{
-    if (!bell)
-        return;
-    grpc_call_unref(bell->call);
-    free(bell);
-}
-
-void rpc_bell_ring(struct rpc_bell *bell)
-{
-    /* An empty batch completes at once: the one public way to wake a completion queue from another thread. */
-    __tsan_release(&bell->rpc->ring_tag);
-    SRV_ASSERT(grpc_call_start_batch(bell->call, NULL, 0, &bell->rpc->ring_tag, NULL) == GRPC_CALL_OK);
 }

@@ -135,7 +135,7 @@ def only_in(pattern, places):
     return rule
 
 
-grpc_only_in_rpc = only_in(r"^grpc/(?!.*\.pb-c\.h$)", ("server/rpc.c", "server/rpc_process.c", "server/wire.c", "client/", "tests/"))
+grpc_only_in_rpc = only_in(r"^grpc/(?!.*\.pb-c\.h$)", ("server/rpc.c", "server/rpc_process.c", "server/rpc_impl.h", "server/rpc_bell.c", "server/wire.c", "client/", "tests/"))
 uv_only_on_the_loop = only_in(r"^uv(/|\.h$)", ("server/loop.c", "server/listener.c", "server/fdsock.c", "server/tls_relay.c", "tests/server/",
                                                "tests/bench/"))
 openssl_only_at_the_door = only_in(r"^openssl/", ("server/tls.c", "server/tls_relay.c", "server/access.c", "tests/server/"))
