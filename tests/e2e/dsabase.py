@@ -22,6 +22,7 @@ sys.dont_write_bytecode = True
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
 SANITIZED = os.environ.get("DSA_SANITIZED", "") not in ("", "0")
+SMALL = SANITIZED or os.environ.get("DSA_SMALL", "") not in ("", "0")  # a build whose full scale another one covers
 SLOW = 8 if SANITIZED else 1  # what an instrumented server takes longer
 
 
@@ -49,8 +50,8 @@ def with_files(n, command):
 
 
 def full(n, small):
-    """A count at the scale of the case in an ordinary build, a stated smaller one when instrumented. Says which."""
-    chosen = small if SANITIZED else n
+    """A count at the scale of the case in one build, a stated smaller one in the others. Says which."""
+    chosen = small if SMALL else n
     print("     scale %d of %d" % (chosen, n))
     return chosen
 
@@ -59,8 +60,8 @@ FOLDERS = []  # temporary ones that the runner removes after the test
 
 
 def scaled(n, least=1):
-    """A loop count, smaller when the server is instrumented."""
-    return max(least, n // (10 if SANITIZED else 1))
+    """A loop count, smaller when the server is instrumented or another build does the whole."""
+    return max(least, n // (10 if SMALL else 1))
 
 
 # ---- stubs ----
