@@ -14,6 +14,9 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
+#if __has_include(<grpc/credentials.h>)
+#include <grpc/credentials.h> /* newer cores; grpc_security.h had it all before */
+#endif
 
 #include "server/clock.h"
 #include "server/inode.h"

@@ -2,6 +2,7 @@
 #include <dlfcn.h>
 #include <grpc/grpc.h>
 #include <grpc/support/log.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "server/log.h"
@@ -32,6 +33,7 @@ static void ignore_suspected_deadlocks(void)
 #endif
 }
 
+#if DSA_GRPC_HAS_LOG_FUNCTION
 static void log_from_grpc(gpr_log_func_args *args)
 {
     /* Peers can cause these lines, so none of them is an error of ours. */
@@ -39,10 +41,22 @@ static void log_from_grpc(gpr_log_func_args *args)
             args->message);
 }
 
+static void take_log(void)
+{
+    gpr_set_log_function(log_from_grpc);
+}
+#else
+/* Newer cores write through abseil, straight to stderr and in a form of their own: only when asked to. */
+static void take_log(void)
+{
+    setenv("GRPC_VERBOSITY", "none", 0);
+}
+#endif
+
 void rpc_init(void)
 {
     ignore_suspected_deadlocks();
-    gpr_set_log_function(log_from_grpc);
+    take_log();
     grpc_init();
 }
 

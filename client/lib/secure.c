@@ -6,6 +6,9 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#if __has_include(<grpc/credentials.h>)
+#include <grpc/credentials.h> /* newer cores; grpc_security.h had it all before */
+#endif
 
 #include "client/lib/internal.h"
 

@@ -12,6 +12,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#if __has_include(<grpc/credentials.h>)
+#include <grpc/credentials.h> /* newer cores; grpc_security.h had it all before */
+#endif
 
 enum kind { TAG_CALL, TAG_CLOSE, TAG_RECV, TAG_SEND };
 

@@ -11,6 +11,9 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
+#if __has_include(<grpc/credentials.h>)
+#include <grpc/credentials.h> /* newer cores; grpc_security.h had it all before */
+#endif
 
 #include "kit.h"
 #include "server/clock.h"
