@@ -212,14 +212,25 @@ static void publish(struct worker_state *w)
     srv_counter_set(&w->meter.graph_misses, n_misses);
 }
 
-/* Adds what the round's launch took to each job that was part of the round. */
-static void stamp_launch(const struct worker_state *w, uint32_t n, struct srv_piece **pieces,
-                         uint64_t begun_us)
+static void observe_launch(struct worker_state *w, uint64_t begun_us, uint64_t ended_us)
+{
+    struct srv_histogram *stages = w->meter.stage_us;
+
+    srv_histogram_add(&stages[SRV_STAGE_LAUNCH], srv_bounds_us, w->launched_us - begun_us);
+    srv_histogram_add(&stages[SRV_STAGE_DEVICE], srv_bounds_us, w->landed_us - w->launched_us);
+    if (!w->stage.is_direct)
+        srv_histogram_add(&stages[SRV_STAGE_COPY], srv_bounds_us, ended_us - w->landed_us);
+}
+
+/* Adds what the round's launch took to the meter, and to each job that was part of the round. */
+static void stamp_launch(struct worker_state *w, uint32_t n, struct srv_piece **pieces, uint64_t begun_us)
 {
     uint64_t ended_us = srv_now_us(), launched_us = w->launched_us > 0 ? w->launched_us : begun_us;
     uint64_t copy_us =
         w->stage.is_direct || w->launched_us == 0 ? 0 : launched_us - begun_us + (ended_us - w->landed_us);
 
+    if (w->launched_us > 0)
+        observe_launch(w, begun_us, ended_us);
     for (uint32_t i = 0; i < n; i++) {
         struct srv_job_stamps *stamps = &worker_job(w->items[i].node)->stamps;
 

@@ -23,8 +23,8 @@ struct srv_worker;
 /* What the worker knows about itself. Whoever holds the worker writes, anyone reads. */
 enum srv_stage {
     SRV_STAGE_QUEUE,  /* of each request: from its arrival to its (first) launch */
-    SRV_STAGE_LAUNCH, /* of each launch: putting it together */
-    SRV_STAGE_DEVICE, /* from the first command given to the device until it is done */
+    SRV_STAGE_LAUNCH, /* of each launch: putting it together, inputs copied to staging included */
+    SRV_STAGE_DEVICE, /* from the launch until its results are on the host */
     SRV_STAGE_COPY,   /* results from staging to client memory; none where tensors are used in place */
 };
 #define SRV_N_STAGES 4

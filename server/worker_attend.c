@@ -190,7 +190,6 @@ static dsa_status launch(struct worker_state *w, const struct srv_job_attend *fi
         .out_dtype = (int32_t)first->out_dtype,
         .flags = first->flags,
     };
-    uint64_t begin_us = srv_now_us();
     struct dsk_err cause;
     dsa_status rc = stage_push(&w->stage, err);
 
@@ -203,12 +202,7 @@ static dsa_status launch(struct worker_state *w, const struct srv_job_attend *fi
     if ((rc = stage_sync(&w->stage, err)) != DSA_OK)
         return rc;
     w->landed_us = srv_now_us();
-    srv_histogram_add(&w->meter.stage_us[SRV_STAGE_DEVICE], srv_bounds_us, w->landed_us - begin_us);
-    if (w->stage.n_returns > 0) {
-        begin_us = srv_now_us();
-        stage_return(&w->stage);
-        srv_histogram_add(&w->meter.stage_us[SRV_STAGE_COPY], srv_bounds_us, srv_now_us() - begin_us);
-    }
+    stage_return(&w->stage);
     return DSA_OK;
 }
 
@@ -241,7 +235,6 @@ dsa_status worker_run_attend(struct worker_state *w, const struct srv_batch_item
 {
     struct item_span spans[WORKER_MAX_ITEMS];
     uint32_t n_segs = 0, n_rows = 0, n_live = 0;
-    uint64_t begin_us = srv_now_us();
     struct srv_err err = {0};
     dsa_status rc;
 
@@ -263,7 +256,6 @@ dsa_status worker_run_attend(struct worker_state *w, const struct srv_batch_item
     }
     if (n_live == 0)
         return DSA_OK;
-    srv_histogram_add(&w->meter.stage_us[SRV_STAGE_LAUNCH], srv_bounds_us, srv_now_us() - begin_us);
     srv_histogram_add(&w->meter.batch_rows, srv_bounds_rows, n_rows);
     rc = launch(w, &worker_job(items[0].node)->u.attend, n_segs, &err);
     if (rc != DSA_OK && rc != DSA_E_DEVICE_LOST && n_live > 1)

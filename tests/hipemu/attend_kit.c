@@ -140,22 +140,7 @@ void attend_emulate(struct kit *k, const struct attend_run *run, const char *tar
 
 void attend_reference(const struct kit_attend *a, double *out, double *lse, uint32_t *n_bad)
 {
-    const struct ref64_attend ref = {.layout = a->pool->layout,
-                                     .pool = a->pool->bytes,
-                                     .page_pitch_bytes = a->pool->kv.page_pitch_bytes,
-                                     .n_slots = a->pool->kv.n_slots,
-                                     .raw_scale = a->pool->kv.raw_scale,
-                                     .q = a->q,
-                                     .indices = a->indices,
-                                     .lengths = a->lengths,
-                                     .sink = a->sink,
-                                     .table = a->table,
-                                     .n_table = a->n_table,
-                                     .seq_len = a->seq_len,
-                                     .n_rows = a->n_rows,
-                                     .topk = a->topk,
-                                     .h_q = a->h_q,
-                                     .softmax_scale = (double)a->scale};
+    const struct ref64_attend ref = kit_ref64(a);
 
     ck_assert_int_eq(ref64_attend(&ref, out, lse, n_bad), 0);
 }

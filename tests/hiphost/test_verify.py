@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""kernels/hip/verify: what it runs, what it makes of the results, and how it ends. The programs that it runs are stubs of this
+"""kernels/hip/verify: what it runs, what it makes of the results, and how it ends. The programs that it runs are stand-ins of this
 test's, but for one run of the real dsk-check where there is no AMD GPU.
 
 usage: test_verify.py VERIFY DSK_CHECK
@@ -23,7 +23,7 @@ GOOD = {
 
 
 def build(folder, **changes):
-    """A build folder of stubs; changes: by the program's name, another script or None."""
+    """A build folder of stand-ins; changes: by the program's name, another script or None."""
     scripts = {path: changes.get(os.path.basename(path).replace("-", "_"), text) for path, text in GOOD.items()}
     for path, text in scripts.items():
         full = os.path.join(folder, path)
@@ -59,7 +59,7 @@ def check(name, is_true, text):
         print("FAIL %s: %s" % (name, text))
 
 
-def with_stubs(name, code, words, options=(), **changes):
+def with_programs(name, code, words, options=(), **changes):
     with tempfile.TemporaryDirectory() as folder:
         build(folder, **changes)
         expect(name, code, run(folder, *options), *words)
@@ -84,13 +84,13 @@ def main():
         expect("another device", 0, run(folder, "--ordinal", "3", "--no-bench"), "they take device 0")
         check("ordinal", "--ordinal 3" in arguments(folder, "kernels/tools/dsk-check"), "dsk-check takes another")
     device = 'echo "device: d"; '
-    with_stubs("wrong results", 1, ("FAILED", "FAIL case 7", "NOT verified: 2 of the steps"),
+    with_programs("wrong results", 1, ("FAILED", "FAIL case 7", "NOT verified: 2 of the steps"),
                dsk_check=device + 'echo "FAIL case 7: out"; echo "9 passed, 1 failed"; exit 1')
-    with_stubs("all skipped", 1, ("NOT verified: 1 of",), kernels_gpu_attend='echo "0 passed, 0 failed, 56 skipped"')
-    with_stubs("no timings", 1, ("NOT verified: 1 of", "exit status 2"), dsk_bench="exit 2")
-    with_stubs("checks alone", 0, ("verified",), ("--no-bench",), dsk_bench="exit 2")
-    with_stubs("tests not built", 0, ("kernels_gpu_attend                 not built",), kernels_gpu_attend=None)
-    with_stubs("no device", 2, ("no AMD GPU", "no ROCm runtime"), dsk_check='echo "no ROCm runtime" >&2; exit 2')
+    with_programs("all skipped", 1, ("NOT verified: 1 of",), kernels_gpu_attend='echo "0 passed, 0 failed, 56 skipped"')
+    with_programs("no timings", 1, ("NOT verified: 1 of", "exit status 2"), dsk_bench="exit 2")
+    with_programs("checks alone", 0, ("verified",), ("--no-bench",), dsk_bench="exit 2")
+    with_programs("tests not built", 0, ("kernels_gpu_attend                 not built",), kernels_gpu_attend=None)
+    with_programs("no device", 2, ("no AMD GPU", "no ROCm runtime"), dsk_check='echo "no ROCm runtime" >&2; exit 2')
     if os.path.exists("/dev/kfd"):
         skipped.append("no device, the real program")
         print("SKIP no device, the real program: this machine may have one")

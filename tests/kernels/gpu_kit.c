@@ -144,22 +144,7 @@ void gpu_case_fetch(struct gpu *g, struct gpu_case *r)
 void gpu_case_compare(struct gpu *g, struct gpu_case *r, const char *extra)
 {
     const struct kit_attend *a = &r->a;
-    const struct ref64_attend ref = {.layout = a->pool->layout,
-                                     .pool = a->pool->bytes,
-                                     .page_pitch_bytes = a->pool->kv.page_pitch_bytes,
-                                     .n_slots = a->pool->kv.n_slots,
-                                     .raw_scale = a->pool->kv.raw_scale,
-                                     .q = a->q,
-                                     .indices = a->indices,
-                                     .lengths = a->lengths,
-                                     .sink = a->sink,
-                                     .table = a->table,
-                                     .n_table = a->n_table,
-                                     .seq_len = a->seq_len,
-                                     .n_rows = a->n_rows,
-                                     .topk = a->topk,
-                                     .h_q = a->h_q,
-                                     .softmax_scale = (double)a->scale};
+    const struct ref64_attend ref = kit_ref64(a);
     const int64_t n = (int64_t)a->n_rows * a->h_q, n_out = n * a->pool->layout->d_v;
     double *out = malloc((size_t)n_out * sizeof(*out)), *lse = malloc((size_t)n * sizeof(*lse));
     uint32_t *n_bad = malloc((size_t)a->n_rows * sizeof(*n_bad));

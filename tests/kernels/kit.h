@@ -117,6 +117,9 @@ struct kit_attend {
 /* Runs it as one segment and asserts DSK_OK. out_f32 is the output as floats. */
 void kit_attend_run(struct kit *k, struct kit_attend *a);
 
+/* What float64 is asked for the same. */
+struct ref64_attend kit_ref64(const struct kit_attend *a);
+
 /* Runs it and compares out, lse and n_bad with float64. */
 void kit_attend_check(struct kit *k, struct kit_attend *a);
 
