@@ -127,6 +127,11 @@ def histograms_add_up(server, rng):
     truth(n > 30, "only %d observations" % n)
     total = sum(metrics["dsad_device_memory_bytes"].values())
     equal(total, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), "memory of the device, used and free")
+    n_launches = value(metrics, "dsad_batch_rows_count")
+    for stage in ("launch", "device"):
+        equal(value(metrics, "dsad_stage_seconds_count", stage=stage), n_launches, "launches timed, stage %s" % stage)
+    truth(value(metrics, "dsad_stage_seconds_sum", stage="device") > 0, "time on the device")
+    truth(value(metrics, "dsad_stage_seconds_count", stage="queue") >= n_launches, "requests that waited")
     n_rows = value(metrics, "dsad_batch_rows_sum")
     truth(n_rows >= 30, "only %d rows" % n_rows)
     expect_soon(Http(http_port(server)), "rows answered", n_rows, lambda m: value(m, "dsad_rows_total"))
@@ -274,7 +279,7 @@ def watch(client, service):
     method = client.channel.unary_stream(
         "/grpc.health.v1.Health/Watch", serialize, health_pb.HealthCheckResponse.FromString
     )
-    return method(health_pb.HealthCheckRequest(service=service))
+    return method(health_pb.HealthCheckRequest(service=service), timeout=60 * SLOW)  # so that what never comes fails
 
 
 UP, DOWN = health_pb.HealthCheckResponse.SERVING, health_pb.HealthCheckResponse.NOT_SERVING

@@ -10,7 +10,7 @@ def watch_health(client):
         request_serializer=serialize,
         response_deserializer=health_pb.HealthCheckResponse.FromString,
     )
-    watched = method(health_pb.HealthCheckRequest(service=""))
+    watched = method(health_pb.HealthCheckRequest(service=""), timeout=120 * SLOW)
     equal(next(watched).status, health_pb.HealthCheckResponse.SERVING, "health")
     return watched
 
